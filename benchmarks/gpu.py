@@ -3,7 +3,8 @@
 In: a CUDA device. Out: a table, gpu.json and plots with, for every task, dtype and distribution of lengths, the percent of the
 limit that serrate and its peers reach in the same run, and the host time of a call. Some rows of each result are compared with
 torch first. Lengths are unknown to the host, unless a column says that they are known; `replayed` is a CUDA graph, which derives
-arrays from the offsets every time. A method that fails is shown with its error. Run as `serrate bench gpu`.
+arrays from the offsets every time. Tasks with a backward pass compute the result and then its gradients. A method that fails is
+shown with its error. Run as `serrate bench gpu`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.gpu_peers import Prepare, peers
-from benchmarks.gpu_tasks import DTYPES, LENGTHS, TASKS, GpuTask, Work, data_of
+from benchmarks.gpu_tasks import DTYPES, LENGTHS, GpuTask, Work, data_of
+from benchmarks.gpu_tasks import TASKS as FORWARD
 from benchmarks.gpu_timing import CALLS, Run, captured, copy_runs, dense_run, device_times, host_time
+from benchmarks.gpu_training import TASKS as BOTH_PASSES
+from benchmarks.gpu_training import Training, training_peers
 from benchmarks.options import Options, chosen
 
+TASKS: dict[str, GpuTask] = {**FORWARD, **BOTH_PASSES}
 DEVICE = "cuda"
 HOST = ("warm", "new offsets", "construction")
 SMALL = 64
@@ -77,8 +82,11 @@ def _methods(name: str, work: Work, options: Options) -> tuple[dict[str, Run], d
     prepared: dict[str, Prepare] = {"serrate": partial(_ours, work, False)}
     if work.ragged:
         prepared["lengths known"] = partial(_ours, work, True)
-    prepared["replayed"] = lambda: captured(_ours(work, False))
-    prepared |= peers(name, work, compiled=options.compiled)
+    if isinstance(work, Training):
+        prepared |= training_peers(name, work, compiled=options.compiled)
+    else:
+        prepared["replayed"] = lambda: captured(_ours(work, False))
+        prepared |= peers(name, work, compiled=options.compiled)
     runs: dict[str, Run] = {}
     errors: dict[str, str] = {}
     for method, prepare in prepared.items():

@@ -24,10 +24,15 @@ Prepare = Callable[[], Run]
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
+def family_of(name: str) -> str:
+    """The task's name without its sizes."""
+    kind = name.removeprefix("short ").removeprefix("1-D ")
+    return next((each for each in ("attention", "grouped matmul") if kind.startswith(each)), kind)
+
+
 def peers(name: str, work: Work, *, compiled: bool) -> dict[str, Prepare]:
     """All methods for a task besides serrate's."""
-    kind = name.removeprefix("short ").removeprefix("1-D ")
-    family = next((each for each in ("attention", "grouped matmul") if kind.startswith(each)), kind)
+    family = family_of(name)
     found: dict[str, Prepare] = {}
     if family in HANDWRITTEN and work.data.values.ndim > 1:
         found["hand-written Triton"] = partial(_handwritten, family, work)
@@ -80,6 +85,11 @@ def _permuted(work: Work) -> Run:
     return lambda: work.data.values[index]
 
 
+def _embedding_bag(work: Work) -> Run:
+    table, bounds = work.operands[0], work.data.offsets
+    return partial(functional.embedding_bag, work.data.values, table, bounds, mode="sum", include_last_offset=True)
+
+
 def _grouped_mm(work: Work) -> Run:
     ends = work.data.offsets[1:].int()
     return partial(functional.grouped_mm, work.data.values, *work.operands, offs=ends)
@@ -130,6 +140,7 @@ TORCH: dict[str, tuple[str, Callable[[Work], Run]]] = {
     **{kind: ("segment_reduce", partial(_segment_reduce, kind)) for kind in REDUCED},
     "block permute": ("torch indexing", _permuted),
     "gather of rows": ("torch indexing", lambda w: lambda: w.operands[0][w.data.values]),
+    "embedding bag": ("embedding_bag", _embedding_bag),
     "grouped matmul": ("grouped_mm", _grouped_mm),
     "experts": ("grouped_mm and indexing", _experts),
     "attention": ("varlen_attn", _varlen_attention),
@@ -176,14 +187,14 @@ def _nested(family: str, work: Work, compiled: bool) -> Run:
         arguments = work.operands[0], torch.zeros_like(counts), counts
     elif family == "attention":
         k, v, causal = work.operands
-        arguments = _as_nested(data, data.values), _as_nested(data, k), _as_nested(data, v), causal
+        arguments = as_nested(data, data.values), as_nested(data, k), as_nested(data, v), causal
     else:
-        arguments = _as_nested(data, data.values), *work.operands
+        arguments = as_nested(data, data.values), *work.operands
     run = partial(torch.compile(function) if compiled else function, *arguments)
     return partial(_without_gradients, run)
 
 
-def _as_nested(data: Data, values: Tensor) -> Tensor:
+def as_nested(data: Data, values: Tensor) -> Tensor:
     least = int(data.lengths.min())
     return torch.nested.nested_tensor_from_jagged(values, data.offsets, min_seqlen=least, max_seqlen=data.longest)
 

@@ -197,13 +197,19 @@ def block_permute(data: Data) -> Work:
     return Work(data, function, check, 2 * data.values.nbytes, arguments=arguments)
 
 
-def gather(data: Data) -> Work:
-    """Rows of a table at ragged indices."""
-    width, count = 128, 1 << 20
+def _table(data: Data) -> tuple[Tensor, Data]:
+    """A table, and ragged numbers of its rows."""
+    width, count = 128, min(1 << 20, 16 * len(data.values))
     table = torch.randn(count, width, device=data.values.device, dtype=data.values.dtype)
     generator = torch.Generator().manual_seed(0)
     picked = torch.randint(0, count, (len(data.values),), generator=generator).to(data.values.device)
-    indices = Data(picked, data.offsets, data.lengths)
+    return table, Data(picked, data.offsets, data.lengths)
+
+
+def gather(data: Data) -> Work:
+    """Rows of a table at ragged indices."""
+    table, indices = _table(data)
+    picked = indices.values
     function = serrate.jit(lambda i, table: functional.embedding(i, table))
 
     def check(got: JaggedTensor) -> None:
@@ -211,6 +217,19 @@ def gather(data: Data) -> Work:
 
     moved = picked.nbytes + 2 * len(picked) * table[:1].nbytes
     return Work(indices, function, check, moved, operands=(table,), arguments=lambda i: (i, table))
+
+
+def embedding_bag(data: Data) -> Work:
+    """Sums of rows of a table at ragged indices."""
+    table, bags = _table(data)
+    function = serrate.jit(lambda i, table: functional.embedding_bag(i, table, mode="sum"))
+
+    def check(got: Tensor) -> None:
+        for k in bags.sample():
+            close(got[k], table[bags.rows(bags.values, [k])[0]].double().sum(0), table.dtype)
+
+    moved = bags.values.nbytes + (len(bags.values) + len(bags.lengths)) * table[:1].nbytes
+    return Work(bags, function, check, moved, operands=(table,), arguments=lambda i: (i, table))
 
 
 # --- matrix products and attention ---------------------------------------------------------------------------------------
@@ -324,6 +343,7 @@ TASKS: dict[str, GpuTask] = {
     "from_padded": GpuTask(from_padded, 2048, 2048, (), ("float32",)),
     "block permute": GpuTask(block_permute),
     "gather of rows": GpuTask(gather, 4096, 256, ()),
+    "embedding bag": GpuTask(embedding_bag, 1 << 16, 16, ()),
     "grouped matmul": GpuTask(partial(grouped_matmul, 2048), 64, 1024, (4096,), ("bfloat16",)),
     "grouped matmul, 128 groups": GpuTask(partial(grouped_matmul, 1536), 128, 256, (2048,), ("bfloat16",)),
     "grouped matmul, 8 groups": GpuTask(partial(grouped_matmul, 2048), 8, 1024, (2048,), ("bfloat16",)),

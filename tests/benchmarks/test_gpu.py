@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as functional
 from typer.testing import CliRunner
 
-from benchmarks import gpu, gpu_peers, handwritten_triton
-from benchmarks.gpu_tasks import TASKS, data_of
+from benchmarks import gpu, gpu_peers, gpu_training, handwritten_triton
+from benchmarks.gpu import TASKS
+from benchmarks.gpu_tasks import data_of
+from benchmarks.gpu_training import TASKS as BOTH_PASSES
+from benchmarks.gpu_training import training_peers
 from benchmarks.options import Options
 from serrate.cli import app
 from tests.conftest import INTERPRETED
@@ -36,9 +39,32 @@ def test_results_are_right_and_wrong_ones_are_seen(name: str) -> None:
     arguments = work.arguments(work.data.tensor())
     got = work.call(*arguments)
     work.check(got)
-    wrong = got + 1 if isinstance(got, torch.Tensor) else got.with_values(got.values + 1)
+    for wrong in off_by_one(got):
+        with pytest.raises(AssertionError):
+            work.check(wrong)
+
+
+def off_by_one(got: Any) -> list[Any]:
+    """Wrong results: of several gradients, each once."""
+    if isinstance(got, tuple):
+        return [(*got[:k], each + 1, *got[k + 1 :]) for k, each in enumerate(got)]
+    return [got + 1 if isinstance(got, torch.Tensor) else got.with_values(got.values + 1)]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.triton
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", BOTH_PASSES)
+def test_padding_and_torch_compute_the_same_gradients(name: str) -> None:
+    methods = training_peers(name, small(name), compiled=False)
+    for method in methods.keys() - {"NestedTensor", *(["varlen_attn"] if DEVICE == "cpu" else ())}:
+        methods[method]()()
+
+
+def test_a_peer_with_other_gradients_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu_training.PADDED, "softmax", lambda mask, x: 1.1 * torch.softmax(x, 1))
     with pytest.raises(AssertionError):
-        work.check(wrong)
+        training_peers("softmax + backward", small("softmax + backward"), compiled=False)["padded"]()
 
 
 LENGTHS = [5, 1, 200, 0, 37]
@@ -124,6 +150,21 @@ def test_what_fails_is_in_the_table_and_ends_nothing(
     assert padded["percent"] == {"serrate": 100, "lengths known": 100, "replayed": 100, "NestedTensor": 100}
     assert padded["host_us"] == {"warm": 7.0, "new offsets": 7.0, "construction": 7.0}
     assert {"serrate", "hand-written Triton", "grouped_mm"} <= set(product["percent"]) | set(product["errors"])
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the device is pretended")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_cells_with_a_backward_pass(without_a_device: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    chosen = ("softmax + backward", "grouped matmul + backward")
+    for name in chosen:
+        monkeypatch.setitem(TASKS, name, replace(TASKS[name], rows=16, mean=8, features=(64,)))
+    assert gpu.main(
+        Options(quick=True, only=chosen, lengths=("exponential",), dtypes=("bfloat16",), compiled=False, out=tmp_path)
+    )
+    softmax, product = json.loads((tmp_path / "gpu.json").read_text())["cells"]
+    assert set(softmax["percent"]) == {"serrate", "lengths known", "padded"} and set(softmax["errors"]) == {"NestedTensor"}
+    assert set(product["percent"]) == {"serrate", "lengths known", "padded", "grouped_mm"} and not product["errors"]
+    assert product["host_us"] == {"warm": 7.0, "new offsets": 7.0, "construction": 7.0}
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="there is a device")
