@@ -196,19 +196,29 @@ def locked(folder: Path, names: Iterable[str]) -> Iterator[None]:
 @contextmanager
 def building(folder: Path) -> Iterator[Path]:
     """A folder to build in, removed afterwards. While its lock is held, it is not a leftover."""
-    while True:
+    lock = None
+    while lock is None:
         work = Path(tempfile.mkdtemp(dir=folder, prefix=BUILDING))
-        lock = FileLock(work / _BUILD_LOCK)
-        lock.acquire()
-        if (work / _BUILD_LOCK).exists():
-            break
-        # Another process took it for abandoned, between the creation of the lock's file and the lock.
-        lock.release()
+        lock = _taken(work)
     try:
         yield work
     finally:
         lock.release()
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _taken(work: Path) -> FileLock | None:
+    """The lock of the folder of a build; None if another process has removed the folder, which it may take for abandoned between
+    the creation of the lock's file and the lock."""
+    lock = FileLock(work / _BUILD_LOCK)
+    try:
+        lock.acquire()
+    except FileNotFoundError:
+        return None
+    if (work / _BUILD_LOCK).exists():
+        return lock
+    lock.release()
+    return None
 
 
 def leftovers(folder: Path, failed_for: float = 0.0) -> list[Path]:
