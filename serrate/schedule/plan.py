@@ -17,6 +17,33 @@ LOOPS = frozenset(("combine", "delay", "fuse", "gather", "inline", "mark", "merg
 """Primitives whose effect is seen in the loops."""
 
 
+class Sized(int):
+    """A tile size with the reason for it.
+
+    >>> Sized(8, "512 bytes are stored at once") + 1
+    9
+    """
+
+    why: str
+
+    def __new__(cls, size: int, why: str) -> Sized:
+        made = super().__new__(cls, size)
+        made.why = why
+        return made
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A loop that a plan splits, and why into tiles of this size."""
+
+    loop: str
+    size: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.loop} by {self.size}: {self.why}" if self.why else f"{self.loop} by {self.size}"
+
+
 @dataclass(frozen=True)
 class Step:
     """One primitive with its arguments."""
@@ -48,6 +75,8 @@ class Plan:
     """The plan for short rows, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
     """The length of the longest row that is short."""
+    tiles: tuple[Tile, ...] = field(default=(), compare=False, repr=False)
+    """The loops it splits, with reasons; shown by `explain`."""
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
     """The program after all steps, for people to read."""
 
@@ -100,11 +129,15 @@ class Recorder:
         self.program = program
         self.steps: list[Step] = []
         self.reasons: list[str] = []
+        self.tiles: list[Tile] = []
 
     def do(self, primitive: str, *args: str | int) -> None:
         """Applies a primitive, or raises and changes nothing."""
         self.program = PRIMITIVES[primitive](self.program, *args)
-        self.steps.append(Step(primitive, args))
+        self.steps.append(Step(primitive, tuple([int(a) if isinstance(a, Sized) else a for a in args])))
+        if primitive == "split":
+            _, loop, size = args[:3]
+            self.tiles.append(Tile(str(loop), int(size), size.why if isinstance(size, Sized) else ""))
 
     def attempt(self, primitive: str, *args: str | int) -> bool:
         """Applies a primitive if it is legal; says whether it was."""
@@ -118,10 +151,12 @@ class Recorder:
         """Begins again from the program as it was."""
         self.program = program
         self.steps.clear()
+        self.tiles.clear()
 
     def because(self, reason: str) -> None:
         """Adds a reason to the plan."""
         self.reasons.append(reason)
 
     def plan(self, strategy: str, warps: int = 4, stages: int = 1) -> Plan:
-        return Plan(strategy, tuple(self.steps), warps, stages, tuple(self.reasons), scheduled=self.program)
+        tiles = tuple(dict.fromkeys(self.tiles))
+        return Plan(strategy, tuple(self.steps), warps, stages, tuple(self.reasons), tiles=tiles, scheduled=self.program)

@@ -18,7 +18,7 @@ from serrate.ir.ragged_transforms import Combine
 from serrate.ir.tile import GRID, Around, Axis, Leaf, Loop, Phase, Statement, TileProgram, statements
 from serrate.ir.transforms import Split
 from serrate.ir.values import Role
-from serrate.schedule.plan import Recorder
+from serrate.schedule.plan import Recorder, Sized
 from serrate.schedule.target import Target
 
 LONG = 4096
@@ -51,15 +51,15 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.components:
             # Matrix units multiply blocks of two dims: rows beside them would make the product one of plain numbers.
-            chosen[axis] = 1 if axis.position in facts.batches and target.least_matmul > 1 else rows
+            alone = axis.position in facts.batches and target.least_matmul > 1
+            chosen[axis] = 1 if alone else Sized(rows, f"{rows} rows are processed together, as lanes")
     _products(program.axes, chosen, facts, target)
     _vectors(program, phase, chosen, facts, target)
     _rest(program, phase, chosen, target)
     _fit(program, phase, chosen, target)
-    found = {a.name: max(chosen[a], a.least) for a in program.axes}
-    return {
-        a.name: (asked or {}).get(a.name, found[a.name]) if a.looped and a.block is None else found[a.name] for a in program.axes
-    }
+    found = {a.name: max(chosen[a], Sized(a.least, "the least that the kernel allows")) for a in program.axes}
+    given = {name: Sized(size, "asked for") for name, size in (asked or {}).items()}
+    return {a.name: given.get(a.name, found[a.name]) if a.looped and a.block is None else found[a.name] for a in program.axes}
 
 
 class AxisUse:
@@ -110,12 +110,13 @@ class AxisUse:
 def _fixed(axis: Axis) -> int | None:
     if not axis.looped:
         return axis.size
-    return axis.block
+    return None if axis.block is None else Sized(axis.block, "fixed by the kernel")
 
 
 def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: AxisUse, target: Target) -> None:
     """Blocks of matrix products; an axis that is the depth of one and a column of another gets a size that suits both."""
-    rows, columns, depth = target.matmul
+    why = "blocks of a matrix product are {} x {} x {}".format(*target.matmul)
+    rows, columns, depth = (Sized(size, why) for size in target.matmul)
     for axis in axes:
         at = axis.position
         if chosen[axis]:
@@ -135,7 +136,11 @@ def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts:
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.along:
             size = _stored_size(phase, axis)
-            chosen[axis] = _at_most(axis, target.widest if size is None else 2 * target.store_bytes // size)
+            if size is None:
+                most = Sized(target.widest, f"contiguous: the most lanes of one dim are {target.widest}")
+            else:
+                most = Sized(2 * target.store_bytes // size, f"only stored: {2 * target.store_bytes} bytes at a time")
+            chosen[axis] = _at_most(axis, most)
 
 
 def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Target) -> None:
@@ -152,7 +157,7 @@ def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Ta
             widest = max((a for a in block if a.looped and a.block is None), key=lambda a: (chosen[a], a.name), default=None)
             if widest is None or chosen[widest] <= max(widest.least, target.least_matmul if _multiplied(phase, widest) else 1):
                 break
-            chosen[widest] = -(-chosen[widest] // 2)
+            chosen[widest] = Sized(-(-chosen[widest] // 2), f"halved until no block has more than {target.largest} elements")
 
 
 def _held_at_once(node: Block) -> Iterable[Lanes]:
@@ -188,7 +193,15 @@ def _rest(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: T
             widest *= lanes if lanes and other.position in _companions(phase, axis) else 1
         size = _stored_size(phase, axis)
         room = target.near_block if size is None else target.store_bytes // size
-        chosen[axis] = _at_most(axis, LONG if _only_summed(phase, axis) else max(1, room // widest))
+        if _only_summed(phase, axis):
+            most = Sized(LONG, "only summed, so a long tile costs no memory")
+        elif size is None:
+            most = Sized(max(1, room // widest), f"a block of {room} elements stays in cache, with {widest} beside each position")
+        else:
+            most = Sized(
+                max(1, room // widest), f"{target.store_bytes} bytes are stored at once, with {widest} beside each position"
+            )
+        chosen[axis] = _at_most(axis, most)
 
 
 def _only_summed(phase: Phase, axis: Axis) -> bool:
@@ -211,4 +224,4 @@ def _companions(phase: Phase, axis: Axis) -> set[Symbol]:
 
 def _at_most(axis: Axis, limit: int) -> int:
     size = axis.size
-    return limit if size is None else max(1, min(size, limit))
+    return limit if size is None else max(1, min(Sized(size, f"all {size}"), limit))

@@ -488,7 +488,7 @@ GPU_CALLS = [
     *_of(
         "serrate/schedule/sizes.py",
         ("tests/language/test_triton.py", "-k", "matrix_units"),
-        ("chosen[axis] = 1 if axis.position in facts.batches and target.least_matmul > 1 else rows", "chosen[axis] = rows"),
+        ("alone = axis.position in facts.batches and target.least_matmul > 1", "alone = False"),
     ),
     *_of(
         "serrate/codegen/triton/printer.py",

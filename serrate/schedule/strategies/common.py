@@ -15,7 +15,7 @@ from typing import Protocol
 from serrate.ir.domains import IterDomain
 from serrate.ir.tile import GRID, LANES, Accumulate, Phase, Scan, Store, TileProgram, chain, walk
 from serrate.ir.values import Place, Read, Role, domains_of
-from serrate.schedule.plan import Recorder
+from serrate.schedule.plan import Recorder, Sized
 from serrate.schedule.prepare import RowProduct, Shape, describe, reduced_loops
 from serrate.schedule.primitives import goes_in_order
 from serrate.schedule.strategies.contractions import contractions, schedule_contraction
@@ -43,11 +43,18 @@ def loop_names(recorder: Recorder, phase: str) -> list[str]:
     return [loop.domain.name for loop in found[0]]
 
 
-def lanes_of(domain: IterDomain, target: Target, most: int) -> int:
+def lanes_of(domain: IterDomain, target: Target, most: int) -> Sized:
     """How many lanes a regular dim gets: its extent, but at most `most`."""
     extent = domain.extent_expr.value
     wanted = most if extent is None else min(extent, most)
-    return power_of_two_at_least(wanted) if target.power_of_two_lanes else max(wanted, 1)
+    return rounded(Sized(wanted, f"all {extent}" if extent == wanted else f"the most lanes of one dim are {most}"), target)
+
+
+def rounded(size: int, target: Target) -> Sized:
+    """A tile size that the target supports, at least as large."""
+    why = size.why if isinstance(size, Sized) else ""
+    found = power_of_two_at_least(size) if target.power_of_two_lanes else max(size, 1)
+    return Sized(found, why if found == size else f"{why}, rounded up to a power of two")
 
 
 def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list[str], list[str], list[str]]:
@@ -66,7 +73,8 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
         size = lanes_of(domain, target, target.widest)
         if domain.extent_expr.value is None and isinstance(shape.leaf, Store):
             # The extent is unknown, and more lanes than one store covers would not help.
-            size = min(size, target.store_bytes // shape.leaf.tensor.dtype.itemsize)
+            stored = target.store_bytes // shape.leaf.tensor.dtype.itemsize
+            size = min(size, Sized(stored, f"{target.store_bytes} bytes are stored at once"))
         if domain.extent_expr.value == size:
             lanes.append(domain.name)
         else:
@@ -82,10 +90,9 @@ def _of_rows(domain: IterDomain) -> bool:
     return made is not None and any(source.is_ragged for source in made.inputs)
 
 
-def block_size(asked: int | None, usual: int, target: Target) -> int:
+def block_size(asked: int | None, usual: int, target: Target) -> Sized:
     """The requested size, or else the usual one, rounded up to what the target supports."""
-    size = asked or usual
-    return power_of_two_at_least(size) if target.power_of_two_lanes else size
+    return rounded(Sized(asked, "asked for") if asked else usual, target)
 
 
 def shapes(program: TileProgram) -> list[Shape]:
@@ -120,26 +127,39 @@ def width(shape: Shape, target: Target) -> int:
     return lanes_of(shape.regular[-1], target, target.widest) if regular else 1
 
 
-def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
+def row_block(shape: Shape, shapes: Sequence[Shape], target: Target) -> Sized:
     """How many positions of a row are in one block. Phases that keep rows use the same number, so that they can be fused."""
     across = width(shape, target)
     if isinstance(shape.leaf, Accumulate) and shape.reduces_rows:
         if shape.leaf.reduction.operator is None:
-            size = target.block // across
+            size = Sized(target.block // across, _elements(target.block, across, f"{shape.leaf.reduction} is costly to combine"))
+        elif target.simple_block >= across:
+            size = Sized(target.simple_block // across, _elements(target.simple_block, across, "a simple reduction"))
         else:
             # A target without blocks for simple reductions runs a plain loop over the row.
-            size = target.simple_block // across or LONG
+            size = Sized(LONG, "a simple reduction is a plain loop over the row")
     elif isinstance(shape.leaf, Store) and shape.leaf.tensor.role is Role.PRIVATE:
-        size = LONG
+        size = Sized(LONG, "a row that stays in cache is filled by a plain loop")
     else:
         kept = [s for s in shapes if not s.reduces_rows and not s.is_product]
         kept = kept or [shape]
         if target.factors_blocks and any(s.reduces_rows and _has_states(s.leaf) for s in shapes):
             # Blocks that were reduced are read again: the second pass takes the same ones.
-            return block_size(None, max(target.block // across, 1), target)
-        size = min(_stored_at_once(s, target) // (width(s, target) * s.leaf.targets[0].dtype.itemsize) for s in kept)
-    size = max(min(size, LONG), 1)
-    return power_of_two_at_least(size) if target.power_of_two_lanes else size
+            why = _elements(target.block, across, "the second pass takes the blocks of the first")
+            return block_size(None, Sized(max(target.block // across, 1), why), target)
+        size = min(_stored_block(s, target) for s in kept)
+    longest = Sized(LONG, f"rows are processed in blocks of at most {LONG} positions")
+    return rounded(max(min(size, longest), Sized(1, "one position fills a block")), target)
+
+
+def _elements(count: int, across: int, why: str) -> str:
+    return f"{why}: blocks of {count} elements, {across} in each position" if across > 1 else f"{why}: blocks of {count} elements"
+
+
+def _stored_block(shape: Shape, target: Target) -> Sized:
+    """How many positions of a row a phase stores at once."""
+    room, position = _stored_at_once(shape, target), width(shape, target) * shape.leaf.targets[0].dtype.itemsize
+    return Sized(room // position, f"{room} bytes are stored at once, a position has {position}")
 
 
 def _stored_at_once(shape: Shape, target: Target) -> int:
@@ -208,10 +228,11 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
     """Schedules a reduction over the first dim: pieces of it on the grid, combined in order by one worker."""
     first, rest = domains[0], domains[1:]
     across = lanes_of(rest[-1], target, target.widest) if rest else 1
-    block = block_size(None, max(target.block // across, 1), target)
+    block = block_size(None, Sized(max(target.block // across, 1), _elements(target.block, across, "a total")), target)
     # Many workers take short pieces: the whole may be as small as the check of some indices.
     part = 2 * block if target.many_workers else block_size(None, max(target.chunk // across, 1), target)
-    recorder.do("split", shape.phase, first.name, max(part // block, 1) * block)
+    pieces = Sized(max(part // block, 1) * block, "each worker sums one piece; the pieces are combined in order")
+    recorder.do("split", shape.phase, first.name, pieces)
     outer, inner = f"{first.name}o", f"{first.name}i"
     recorder.do("rfactor", shape.phase, outer)
     partial = f"{shape.leaf.targets[0].name}_{outer}"
@@ -232,11 +253,11 @@ def _finish_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, .
     finish_loops(recorder, shape.phase, [*kept, first, *lanes], [], lanes)
 
 
-def finished_at_once(shape: Shape, across: int, target: Target) -> int:
+def finished_at_once(shape: Shape, across: int, target: Target) -> Sized:
     """How many partial results are combined in one block, with `across` elements each."""
     folds = isinstance(shape.leaf, Accumulate) and shape.leaf.reduction.folds
     size = min((min(target.finish, FOLDED) if folds else target.finish) // across, FINISHED)
-    return block_size(None, max(size, 1), target)
+    return block_size(None, Sized(max(size, 1), "partial results that are combined in one block"), target)
 
 
 def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
@@ -245,12 +266,13 @@ def _schedule_running(recorder: Recorder, shape: Shape, domains: tuple[IterDomai
     rest = Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced)
     kept, reduced, lanes = lane_regular(recorder, rest, target)
     across = lanes_of(rest.regular[-1], target, target.widest) if rest.regular else 1
-    recorder.do("split", shape.phase, first.name, block_size(None, max(target.block // across, 1), target))
+    block = Sized(max(target.block // across, 1), _elements(target.block, across, "a scan goes block after block"))
+    recorder.do("split", shape.phase, first.name, block_size(None, block, target))
     outer, inner = f"{first.name}o", f"{first.name}i"
     finish_loops(recorder, shape.phase, [*kept, outer, *reduced, inner, *lanes], kept, [inner, *lanes])
 
 
-def _first_block(shapes: Sequence[Shape], target: Target) -> int:
+def _first_block(shapes: Sequence[Shape], target: Target) -> Sized:
     """How many positions of the first dim are in one block: the same for all phases, so that they can be fused."""
     sizes = []
     for shape in shapes:
@@ -258,8 +280,7 @@ def _first_block(shapes: Sequence[Shape], target: Target) -> int:
             inner = shape.regular if shape.component is not None else shape.regular[1:]
             across = lanes_of(inner[-1], target, target.widest) if inner else 1
             sizes.append(target.store_bytes // (across * shape.leaf.targets[0].dtype.itemsize))
-    size = max(min(sizes, default=1), 1)
-    return power_of_two_at_least(size) if target.power_of_two_lanes else size
+    return rounded(Sized(max(min(sizes, default=1), 1), f"{target.store_bytes} bytes are stored at once"), target)
 
 
 def schedule_product(
@@ -282,14 +303,15 @@ def schedule_product(
     columns = others[-1]
     m, n, k = target.matmul
     least = target.least_matmul
-    recorder.do("split", shape.phase, columns.name, max(lanes_of(columns, target, n), least))
+    why = f"blocks of a matrix product are {m} x {n} x {k}"
+    recorder.do("split", shape.phase, columns.name, Sized(max(lanes_of(columns, target, n), least), why))
     kept, serial = [*before, *(d.name for d in others[:-1]), f"{columns.name}o"], []
     lanes = [f"{columns.name}i"]
     if depth is not None:
-        recorder.do("split", shape.phase, depth.name, max(lanes_of(depth, target, k), least))
+        recorder.do("split", shape.phase, depth.name, Sized(max(lanes_of(depth, target, k), least), why))
         serial, lanes = [f"{depth.name}o"], [*lanes, f"{depth.name}i"]
     if rows is not None:
-        recorder.do("split", shape.phase, rows.name, m)
+        recorder.do("split", shape.phase, rows.name, Sized(m, why))
         kept.append(f"{rows.name}o")
         block = f"{rows.name}i"
     lanes = [block, *lanes] if block else lanes
@@ -310,11 +332,15 @@ def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, ta
     phase, depth, serial = shape.phase, found.depth.name, list[str]()
     count = prod(-(-(d.extent_expr.value or size) // size) for d, size in zip((found.rows, found.columns), sizes, strict=True))
     if shape.component is None and count < FEW_BLOCKS:
-        recorder.do("split", phase, depth, LONG_SUM)
+        recorder.do(
+            "split", phase, depth, Sized(LONG_SUM, f"the result has only {count} blocks: parts of the sum occupy all workers")
+        )
         recorder.do("rfactor", phase, f"{depth}o")
         phase, serial, depth = f"{shape.leaf.targets[0].name}_{depth}o", [f"{depth}o"], f"{depth}i"
     for domain, size in zip((found.rows.name, found.columns.name, depth), (*sizes, target.row_product[2]), strict=True):
-        recorder.do("split", phase, domain, size)
+        recorder.do(
+            "split", phase, domain, Sized(size, "blocks of a product over rows are {} x {} x {}".format(*target.row_product))
+        )
     inner = {found.rows.name, found.columns.name, found.depth.name}
     others = [d.name for d in shape.domains if d.name not in inner]
     blocks = [f"{found.rows.name}o", f"{found.columns.name}o"]
@@ -474,7 +500,8 @@ def _lane_block(
         return kept, lanes
     across = lanes_of(shape.regular[-1], target, target.widest) * shape.leaf.targets[0].dtype.itemsize
     outer = shape.regular[-2].name
-    size = block_size(None, max(target.store_bytes // across, 1), target)
+    usual = Sized(max(target.store_bytes // across, 1), f"{target.store_bytes} bytes are stored at once, a position has {across}")
+    size = block_size(None, usual, target)
     if size == 1:
         return kept, lanes
     recorder.do("split", shape.phase, outer, size)

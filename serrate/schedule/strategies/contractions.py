@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Store, TileProgram
-from serrate.schedule.plan import Recorder
+from serrate.schedule.plan import Recorder, Sized
 from serrate.schedule.prepare import WIDEST, Shape, columns_of, contracted, contraction_groups
 from serrate.schedule.target import Target, power_of_two_at_least
 
@@ -143,7 +143,8 @@ def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Targe
     beside = [d.name for d in found.outer if d.uid in there & found.beside]
     inner = [d.name for d in shape.domains if d.name not in (*outer, *beside, component, rows)]
     m, k = _blocks(found, target)
-    recorder.do("split", phase, rows, m)
+    why = f"blocks of {m} x {k} positions of the two sides"
+    recorder.do("split", phase, rows, Sized(m, why))
     recorder.do("reorder", phase, *outer, component, f"{rows}o", *beside, f"{rows}i", *inner)
     recorder.do("combine", phase, component, f"{rows}o")
     serial: list[str] = []
@@ -160,7 +161,12 @@ def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Targe
         if extent == size and not domain.is_ragged:
             lanes.append(domain.name)
             continue
-        recorder.do("split", phase, domain.name, size)
+        recorder.do(
+            "split",
+            phase,
+            domain.name,
+            Sized(size, why if domain.uid == found.along.uid else "as many features as a block holds"),
+        )
         serial.append(f"{domain.name}o")
         lanes.append(f"{domain.name}i")
     grid = [*outer, f"{component}{rows}o", *beside]

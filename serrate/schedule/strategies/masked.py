@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from serrate.errors import ScheduleError
 from serrate.ir.tile import TileProgram
-from serrate.schedule.plan import Plan, Recorder
+from serrate.schedule.plan import Plan, Recorder, Sized
 from serrate.schedule.prepare import Shape, prepare
 from serrate.schedule.strategies.common import block_size, schedule, shapes, warps_for
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
@@ -50,7 +50,7 @@ class GroupedRows(WholeRows):
         if shape.ragged is None and shape.has_other_rows:
             # Nested rows: the trip count would differ between lanes.
             return super().per_component(recorder, shape)
-        recorder.do("split", shape.phase, shape.component.name, self.size)
+        recorder.do("split", shape.phase, shape.component.name, Sized(self.size, "rows that are processed together, as lanes"))
         return [f"{shape.component.name}o"], [f"{shape.component.name}i"]
 
     def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
@@ -62,7 +62,8 @@ class GroupedRows(WholeRows):
         if block is None:
             return [group], [cover], [member]
         # A requested block is one of each row; the usual block is divided among the rows of a group.
-        recorder.do("split", shape.phase, cover, block if self.tile else max(block // self.size, 1))
+        shared = Sized(max(block // self.size, 1), f"a block is divided among the {self.size} rows of a group")
+        recorder.do("split", shape.phase, cover, block if self.tile else shared)
         return [group], [f"{cover}o"], [member, f"{cover}i"]
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from serrate.errors import ScheduleError
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Scan, TileProgram
-from serrate.schedule.plan import Plan, Recorder
+from serrate.schedule.plan import Plan, Recorder, Sized
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.short_rows import by_length, piece_size
 from serrate.schedule.strategies.common import (
@@ -138,7 +138,7 @@ class PiecesOfRows:
             return ((shape.phase, block),)
         # A piece consists of whole blocks; otherwise its last block would reach into the next piece.
         size = self._lines if rows is not shape.ragged or block is None else -(-self.piece // block) * block
-        recorder.do("split", shape.phase, rows.name, size)
+        recorder.do("split", shape.phase, rows.name, Sized(size, "an entry of the work list: enough work for one worker"))
         if self.uncut:
             recorder.do("long_only", shape.phase, f"{rows.name}o", self.uncut)
         if rows.uid not in shape.reduced:
@@ -148,7 +148,8 @@ class PiecesOfRows:
         pieces = [f"{t.name}_{self._outer(rows)}" for t in shape.leaf.targets]
         if target.keeps_rows and recorder.attempt("two_pass", pieces[0]):
             # Both passes read the piece, which stays in cache, so blocks can be as large as the piece.
-            return tuple((piece, block if self.tile else size) for piece in pieces)
+            whole = Sized(size, "the whole piece: it stays in cache for the second pass")
+            return tuple((piece, block if self.tile else whole) for piece in pieces)
         return ((pieces[0], block),)
 
     def kernel(self, recorder: Recorder, target: Target, lanes: Lanes) -> None:
@@ -182,7 +183,9 @@ class PiecesOfRows:
         row, ragged = shape.component.name, shape.ragged.name
         if self.uncut:
             raise ScheduleError("a product is cut into blocks, not into short and long rows")
-        recorder.do("split", shape.phase, ragged, target.matmul[0])
+        recorder.do(
+            "split", shape.phase, ragged, Sized(target.matmul[0], "an entry of the work list is a block of a matrix product")
+        )
         self._beside(recorder, shape.phase, row, f"{ragged}o")
         recorder.do("combine", shape.phase, row, f"{ragged}o")
         schedule_product(recorder, shape, target, rows=None, before=[f"{row}{ragged}o"], block=f"{ragged}i")
