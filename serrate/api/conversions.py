@@ -1,7 +1,8 @@
 """Compiled copies of rows, for the container's conversions.
 
 In: values, and the starts and lengths of runs of their positions. Out: the runs packed back to back, or padded to one length.
-Elements are copied as bits, so one program serves all dtypes of a size. Importing this module installs the copies.
+Elements are copied as bits, so one program serves all dtypes of a size. On a GPU nothing is read on the host: a run that is out
+of bounds is cut off there. Importing this module installs the copies.
 """
 
 from __future__ import annotations
@@ -15,22 +16,29 @@ from torch import Tensor
 
 from serrate.engine import Compiled, default_backend
 from serrate.frontend import ops
+from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.padding import padded_over
 from serrate.frontend.ops.structure import viewed
 from serrate.ir.expr import Array
 from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
+from serrate.ir.values import Place, index_of
 from serrate.ir.view import TensorView
 from serrate.schedule.heuristic import SHARES
+from serrate.schedule.target import GPU
 from serrate.tensor import moving
 from serrate.tensor.moving import BITS
+from serrate.tensor.rows import running_sum
+from serrate.tensor.sync import on_host
 
 SMALLEST = 1 << 20
 """Below this many bytes, torch's indexing is as fast: it is slower per position, but has less overhead."""
 
 
-def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
-    """Packs runs of a dim back to back; None if torch must do it.
+def pack_runs(
+    values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, offsets: Tensor | None = None
+) -> Tensor | None:
+    """Packs runs of a dim back to back; None if torch must do it. `offsets` are the boundaries of the packed runs, if known.
 
     >>> pack_runs(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
     True
@@ -38,6 +46,12 @@ def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: 
     shape = (*values.shape[:dim], total, *values.shape[dim + 1 :])
     if not _takes(values, math.prod(shape)):
         return None
+    if not on_host(values):
+        packed = running_sum(lengths) if offsets is None else offsets
+        gather = _gather_program(BITS[values.itemsize], *_sides(values, dim), starts.dtype, packed.dtype)
+        # A tensor without elements, which the host knows to have `total` positions.
+        positions = torch.empty(total, 0, dtype=torch.uint8, device=values.device)
+        return _result(gather(_bits(values, dim), starts, packed, positions), shape, values.dtype)
     longest = _longest(values.shape[dim], starts, lengths, total)
     if longest is None:
         return None
@@ -50,9 +64,10 @@ def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: in
     shape = (*values.shape[:dim], starts.shape[0], room, *values.shape[dim + 1 :])
     if not _takes(values, math.prod(shape)):
         return None
-    longest = _longest(values.shape[dim], starts, lengths, None)
-    if longest is None or longest > room:
-        return None
+    if on_host(values):
+        longest = _longest(values.shape[dim], starts, lengths, None)
+        if longest is None or longest > room:
+            return None
     bits = torch.full((1,), fill, dtype=values.dtype, device=values.device).view(BITS[values.itemsize])
     program = _pad_program(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
     rooms = torch.empty(room, dtype=torch.uint8, device=values.device)
@@ -63,7 +78,7 @@ def _takes(values: Tensor, count: int) -> bool:
     """Whether to use compiled code: there are enough elements, of a supported size, and a compiler."""
     if count * values.itemsize < SMALLEST or values.itemsize not in BITS or values.numel() == 0:
         return False
-    return values.is_contiguous() and default_backend(values.device) == "cpp"
+    return values.is_contiguous() and default_backend(values.device) == ("cpp" if on_host(values) else "triton")
 
 
 def _longest(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> int | None:
@@ -106,6 +121,28 @@ def _pack_program(
         rows, dim = _rows(fusion, dtype, before, after, starts, lengths)
         fusion.output(ops.as_flattened(ops.set(rows), component_dim=dim, ragged_dim=dim + 1))
     return Compiled(fusion, strategy=strategy)
+
+
+@functools.cache
+def _gather_program(dtype: torch.dtype, before: bool, after: int, starts: torch.dtype, offsets: torch.dtype) -> Compiled:
+    """Packed rows, given by their offsets, each position of which is read where its run says."""
+    with Fusion("gather_runs") as fusion:
+        values = fusion.input([None] * (1 + before) + [after] * (after > 1), dtype)
+        first, bounds = fusion.input((None,), starts), fusion.input((None,), offsets)
+        positions = fusion.input((None, 0), torch.uint8)
+        dim, names = int(before), (fusion.fresh("c"), fusion.fresh("r"))
+        count = bounds.domains[0].extent_expr - 1
+        array = Array(bounds.tensor.name)
+        component, row = partition(positions.domains[0], array, count, names=names, program=fusion.identity)
+        read = Place(Array(first.tensor.name, signed=True)[index_of(component)] + index_of(row), (component, row))
+        outer, inner = values.domains[:dim], values.domains[dim + 1 :]
+        rows = pulled(fusion, dtype, (*outer, component, row, *inner), values.at((*outer, read, *inner)))
+        fusion.output(ops.as_flattened(rows, component_dim=dim, ragged_dim=dim + 1))
+    if after > 1:
+        return Compiled(fusion)
+    # Nothing is reduced, so a block is a piece: as many loads as possible are in flight.
+    block = GPU.move_bytes // dtype.itemsize
+    return Compiled(fusion, strategy="persistent_dynamic", tile=block, chunk=block, warps=GPU.warps)
 
 
 @functools.cache

@@ -28,10 +28,12 @@ def install(**movers: Mover) -> None:
     _movers.update(movers)
 
 
-def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int) -> Tensor | None:
+def pack_runs(
+    values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, offsets: Tensor | None = None
+) -> Tensor | None:
     """Packs runs of a dim: `lengths[k]` positions from `starts[k]` for every k, back to back, `total` in all. Returns None if
-    torch must do it."""
-    return _moved("pack_runs", values, dim, starts, lengths, total)
+    torch must do it. Give their `offsets` if they exist: what is derived from them is remembered."""
+    return _moved("pack_runs", values, dim, starts, lengths, total, offsets)
 
 
 def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
@@ -47,8 +49,10 @@ def _moved(name: str, values: Tensor, dim: int, starts: Tensor, lengths: Tensor,
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether a tensor is plain CPU memory: no gradient, no subclass, no transform."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or not on_host(tensor) or tensor.layout is not torch.strided:
+    """Whether a tensor is plain memory of a CPU or GPU: no gradient, no subclass, no transform."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    if not (on_host(tensor) or tensor.is_cuda):
         return False
     if tensor.requires_grad and torch.is_grad_enabled():
         return False

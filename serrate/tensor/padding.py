@@ -7,6 +7,7 @@ compiled code copies whole rows; the fallback indexes every position, and gradie
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def _bits(values: Tensor) -> Tensor:
 
 def _pad_compiled(values: Tensor, dim: int, rows: Rows, box: tuple[int, ...], fill: complex) -> Tensor | None:
     """Pads the rows of a dim with compiled code; None if it cannot."""
-    if rows.columns is not None or not values.is_cpu:
+    if rows.columns is not None:
         return None
     starts, lengths = rows.row_starts(), rows.inner_lengths()
     if rows.depth > 1:
@@ -87,11 +88,17 @@ def unpad(padded: Tensor, structure: Structure) -> Tensor:
     for dim, rows in zip(structure.dims, structure.rows, strict=True):
         extents = tuple(padded.shape[dim + 1 : dim + 1 + rows.levels])
         flat, moved = padded.flatten(dim, dim + rows.levels), None
-        if rows.columns is None and flat.is_cpu:
-            starts = padded_row_index(rows, extents[:-1]) * extents[-1]
-            moved = pack_runs(flat, dim, starts, rows.inner_lengths(), rows.elements("from_padded"))
+        if rows.columns is None:
+            starts = rows.derived(("padded starts", extents), partial(_padded_starts, rows, extents))
+            total = rows.elements("from_padded")
+            moved = pack_runs(flat, dim, starts, rows.inner_lengths(), total, rows.offsets[rows.depth - 1])
         padded = flat.index_select(dim, padded_index(rows, extents, "from_padded")) if moved is None else moved
     return padded
+
+
+def _padded_starts(rows: Rows, extents: tuple[int, ...]) -> Tensor:
+    """Where every innermost row begins in padded storage of these extents, in positions."""
+    return padded_row_index(rows, extents[:-1]) * extents[-1]
 
 
 def check_padded(padded: Tensor, structure: Structure, *, read_lengths: bool) -> None:

@@ -6,6 +6,7 @@ In: ragged tensors of every composition and dtype. Out: failures that name the c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from torch import Tensor
 import serrate
 from serrate import JaggedTensor
 from serrate.api import conversions
+from serrate.engine import Compiled
 from serrate.runtime import launch
 from serrate.tensor import moving
+from tests.conftest import INTERPRETED
 from tests.tensor.compositions import MAKERS, Sample, equal_parts, samples
 
 CONVERSIONS: dict[str, Callable[[JaggedTensor], Any]] = {
@@ -165,3 +168,34 @@ def test_rows_are_moved_alike_by_any_number_of_threads(taken: list[bool]) -> Non
         found.append((jt.to_padded(), JaggedTensor.from_padded(jt.to_padded(), lengths).values))
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for pair in found for a, b in zip(pair, found[0], strict=True)) and all(taken)
+
+
+def on_triton(program: Callable[..., Compiled], *form: Any) -> Compiled:
+    made = program(*form)
+    return Compiled(made.fusion, "triton", made.strategy, **made.options)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="Triton runs on a CPU only under its interpreter")
+@pytest.mark.parametrize(("dtype", "inner"), [(torch.float32, ()), (torch.bfloat16, (3,)), (torch.bool, (2, 5))])
+def test_a_gpu_converts_by_compiled_code_without_reading_lengths(
+    taken: list[bool], monkeypatch: pytest.MonkeyPatch, inner: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    def on_host(_: Tensor) -> bool:
+        return False
+
+    def is_read(*_: object) -> None:
+        raise AssertionError("lengths are read on the host")
+
+    monkeypatch.setattr(conversions, "on_host", on_host)
+    monkeypatch.setattr(conversions, "_longest", is_read)
+    lengths = torch.tensor([4, 0, 700, 1])
+    rows = [torch.randn(n, *inner).to(dtype) for n in lengths.tolist()]
+    padded = torch.full((4, 800, *inner), 1, dtype=dtype)
+    for box, row in zip(padded, rows, strict=True):
+        box[: len(row)] = row
+    monkeypatch.setattr(conversions, "default_backend", lambda _: "triton")
+    for program in (conversions._gather_program, conversions._pad_program):
+        monkeypatch.setattr(conversions, program.__name__, partial(on_triton, program.__wrapped__))
+    packed = JaggedTensor.from_padded(padded, lengths)
+    again = packed.to_padded(1)
+    assert torch.equal(packed.values, torch.cat(rows)) and torch.equal(again, padded[:, :700]) and taken == [True, True]
