@@ -27,6 +27,7 @@ from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
 from serrate.runtime.launch import Numbers, Tensors
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
+from serrate.tensor.torch_private import is_recorded
 
 SHARED = 4096
 """How many programs share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
@@ -74,13 +75,29 @@ class TritonFunction:
         if kernel is not None and not functools.reduce(operator.or_, [t.data_ptr() for t in given], 0) & 15:
             self.compiled[device, wide(numbers)] = direct(kernel, device)
 
+    def prepare(self, tensors: Sequence[InMemory], numbers: Numbers) -> None:
+        """Compiles for such arguments and launches nothing, unless something is compiled already."""
+        given = [whole(t) for t in tensors]
+        device = given[0].device
+        if self.compiled or device.type == "cpu" or not is_direct([t.data_ptr() for t in given]) or is_recorded(given[0]):
+            return
+        with torch.cuda.device(device):
+            self.compiled[device, wide(numbers)] = self._fitting(
+                lambda options: direct(self.function.warmup(*given, *numbers, grid=(1,), **options), device)
+            )
+
     def _compiled_and_launched(self, grid: tuple[int, int, int], tensors: Tensors, numbers: Numbers) -> Any:
-        """The compiled kernel, after a launch. If it does not fit the device's shared memory, fewer blocks are in flight."""
+        """The compiled kernel, after a launch."""
+        return self._fitting(lambda options: self.function[grid](*tensors, *numbers, **options))
+
+    def _fitting(self, compiled_with: Callable[[Mapping[str, int]], Any]) -> Any:
+        """What is compiled with the options of this kernel. If it does not fit the device's shared memory, fewer blocks are in
+        flight."""
         from triton.runtime.errors import OutOfResources
 
         for options in fewer_stages(self._options):
             try:
-                compiled = self.function[grid](*tensors, *numbers, **options)
+                compiled = compiled_with(options)
             except OutOfResources:
                 if options.get("num_stages", 1) == 1:
                     raise
@@ -154,6 +171,7 @@ class TritonExecutable:
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, warps, strict=True)]
+        self._is_prepared = False
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
         self.bound(arrays, symbols, tensors[0].device)(tensors)
@@ -166,7 +184,15 @@ class TritonExecutable:
         def run(tensors: Sequence[InMemory]) -> None:
             launch_all(launches, [*[t.data_ptr() for t in tensors], *places], [*tensors, *arrays], symbols, device)
 
-        return run
+        if self._is_prepared:
+            return run
+
+        def first_run(tensors: Sequence[InMemory]) -> None:
+            run(tensors)
+            prepare_all(self._launches, [*tensors, *arrays], symbols)
+            self._is_prepared = True
+
+        return first_run
 
     def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
         program = self._printed.program
@@ -224,6 +250,12 @@ def launch_all(
             each.kernel.launch(grid, [memory[k] for k in each.memory], [symbols[k] for k in each.symbols])
 
 
+def prepare_all(launches: Sequence[_PreparedLaunch], memory: Sequence[InMemory], symbols: Numbers) -> None:
+    """Compiles kernels that the first call had no work for, such as those for long rows: a later call does not wait for them."""
+    for each in launches:
+        each.kernel.prepare([memory[k] for k in each.memory], [symbols[k] for k in each.symbols])
+
+
 # --- derived arrays ----------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +290,7 @@ class Derivation:
         self._block_sums = prepared("block_sums", [*inputs, first]) if sums else None
         self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
         self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
+        self._is_prepared = False
 
     def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
         """The arrays that are made, given the tensors that they are derived from and `numbers`."""
@@ -280,6 +313,10 @@ class Derivation:
         base = memory.data_ptr()
         addresses = [*[t.data_ptr() for t in inputs], *[base + place for place in places]]
         launch_all(launches, addresses, [*inputs, *made], symbols, device)
+        if not self._is_prepared:
+            every = (self._block_sums, self._running_sums, self._tables)
+            prepare_all([each for each in every if each is not None], [*inputs, *made], symbols)
+            self._is_prepared = True
         return made[1:]
 
 

@@ -157,6 +157,8 @@ LEAST_PRODUCT = 16
 """The fewest rows, columns or depth that `tl.dot` takes."""
 STAGES, CHAINED_STAGES = 4, 3
 """Blocks of a matrix product in flight: of a single one, and of one that feeds another in the same loop."""
+IN_FLIGHT = 96 << 10
+"""The most bytes that a loop which only reduces keeps in flight: they take shared memory."""
 RESERVED = Reserved(
     frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position")),
     re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
@@ -452,8 +454,9 @@ class _TritonPrinter:
         """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
         if node.brief:
             return f"tl.range(0, {extent}, num_stages=1)"
-        pipelined = self.stages > 1 and all(isinstance(n, Reduce | Declare | Bind) for n in node.body)
-        return f"tl.range(0, {extent}, num_stages={self.stages})" if pipelined else f"range(0, {extent})"
+        stages = min(self.stages, IN_FLIGHT // max(_bytes_of(node.body), 1))
+        pipelined = stages > 1 and all(isinstance(n, Reduce | Declare | Bind) for n in node.body)
+        return f"tl.range(0, {extent}, num_stages={stages})" if pipelined else f"range(0, {extent})"
 
     def _factors_before(self, node: For) -> None:
         """Reads the blocks of products in a loop that are the same in all its iterations."""
@@ -965,6 +968,12 @@ def _stages(body: Sequence[Node]) -> int | None:
     inner = (_stages(part) for n in body for part in bodies(n))
     own = (STAGES if products == 1 else CHAINED_STAGES) if products else None
     return min((n for n in (own, *inner) if n is not None), default=None)
+
+
+def _bytes_of(body: Sequence[Node]) -> int:
+    """The bytes that one iteration of a loop loads, for all lanes."""
+    blocks = {(v.tensor, v.index, n.lanes) for n in body if isinstance(n, Reduce) for v in _loads(n)}
+    return sum(tensor.dtype.itemsize * math.prod(lane.size for lane in lanes) for tensor, _, lanes in blocks)
 
 
 def _is_asked(condition: Less, guard: Guard, lanes: Lanes) -> bool:

@@ -482,9 +482,16 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
     else:
         # Inner rows of a product are taken one by one, and so are values with one element per inner row.
         is_line = shape.ragged.uid in _lines(shapes) and not shape.reduces_rows
-        block = None if is_line else block_size(rows.tile, row_block(shape, shapes, target), target)
+        block = None if is_line else _positions(rows.tile, shape, shapes, target)
         for phase, size in rows.cut(recorder, shape, block, target):
             _schedule_rows(recorder, replace(shape, phase=phase), target, rows, size)
+
+
+def _positions(asked: int | None, shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
+    """How many positions of a row are in one block: as many as asked for, unless the phase has so many lanes beside them that the
+    block would be larger than the target holds."""
+    size = block_size(asked, row_block(shape, shapes, target), target)
+    return min(size, max(target.largest // width(shape, target), 1))
 
 
 def _moves_rows(shape: Shape) -> bool:
