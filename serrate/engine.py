@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from serrate import settings
+from serrate import logs, settings
 from serrate.analysis.vectors import MustDivide
 from serrate.autograd.function import Differentiable
 from serrate.autograd.saved import Save, check_save
@@ -59,7 +58,7 @@ from serrate.tensor.hints import Hints
 from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import version
 
-log = logging.getLogger("serrate")
+_plans, _sources = logs.logger("plan"), logs.logger("source")
 
 Number = Callable[[BoundCall], int]
 ShapeReader = Callable[[BoundCall], tuple[int, ...]]
@@ -170,15 +169,13 @@ class CompiledStage(ABC):
 
     def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
         chosen = self.planned(strategy, options, BACKENDS[backend])
-        if "plan" in settings.current().log:
-            log.warning("%s", chosen)
+        _plans.info("%s", chosen)
 
         def wide(array: Array) -> bool:
             return self.arguments.array(call, array).dtype == torch.int64
 
         built = build(self.naive, chosen, self.naive.name, backend, wide, self.header(chosen))
-        if "source" in settings.current().log:
-            log.warning("%s", built.source)
+        _sources.debug("%s", built.source)
         allocated = self.allocated(built.program)
         private = tuple(t for t in allocated if t.role is Role.PRIVATE)
         count = len(allocated) - len(private)

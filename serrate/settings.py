@@ -9,9 +9,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from serrate import logs
 from serrate.errors import SettingError, choices
 
-LOGS = ("plan", "passes", "source")
+LOGS = (*logs.LEVELS, *logs.TOPICS)
 BACKENDS = ("reference", "cpp", "triton")
 
 
@@ -28,7 +29,8 @@ class Settings:
     """`SERRATE_CACHE_DIR`: the directory for compiled programs. Does not change generated code."""
 
     log: frozenset[str]
-    """`SERRATE_LOG`: a comma-separated list of what to log (`plan`, `passes`, `source`). Does not change generated code."""
+    """`SERRATE_LOG`: a comma-separated list of what to log: a level (`debug`, `info`, `warning`, `error`) or topics (`plan`,
+    `passes`, `source`, `tune`, `cache`). Does not change generated code."""
 
     backend: str | None
     """`SERRATE_BACKEND`: `reference`, `cpp` or `triton`, overriding the device's default. Chooses which code is generated."""
@@ -62,6 +64,7 @@ def _read() -> Settings:
 
 
 _current = _read()
+logs.configure(_current.log)
 
 
 def current() -> Settings:
@@ -73,4 +76,5 @@ def reload() -> Settings:
     """Reads the environment again; for tests, and for programs that set variables after importing serrate."""
     global _current
     _current = _read()
+    logs.configure(_current.log)
     return _current

@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "serrate"
 
 ORDER = (
     "errors",
+    "logs",
     "settings",
     "modes",
     "ir",

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from serrate import settings
+from serrate import logs
 from serrate.ir.loops import Block, LoopProgram
 from serrate.ir.tile import TileProgram, statements, verify
 from serrate.lower.blocks import blocks
@@ -42,7 +42,7 @@ from serrate.lower.statements import block_statements
 from serrate.lower.verify import verify_loops
 from serrate.schedule.target import Target
 
-log = logging.getLogger("serrate")
+log = logs.logger("passes")
 
 Pass = Callable[[LoopProgram], LoopProgram]
 
@@ -109,10 +109,10 @@ def loops_of(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopPr
 def optimised(program: LoopProgram, target: Target) -> LoopProgram:
     """The program after all passes that its target wants."""
     verify_loops(program, complete=False)
-    shown = "passes" in settings.current().log
+    shown = log.isEnabledFor(logging.DEBUG)
     before = str(program) if shown else ""
     if shown:
-        log.warning("%s, as it is made\n%s", program.name, before)
+        log.debug("%s, as it is made\n%s", program.name, before)
     for name, each in passes(target):
         made = each(program)
         if made is program:
@@ -120,6 +120,6 @@ def optimised(program: LoopProgram, target: Target) -> LoopProgram:
         verify_loops(made, complete=each is collect)
         program = made
         if shown and (text := str(program)) != before:
-            log.warning("%s, after %s\n%s", program.name, name, text)
+            log.debug("%s, after %s\n%s", program.name, name, text)
             before = text
     return program

@@ -12,14 +12,19 @@ import ctypes
 import functools
 import hashlib
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serrate import logs
 from serrate.errors import CacheError, CompilerError
 from serrate.runtime import cache_folder
 from serrate.runtime.compiler import Compiler
+from serrate.runtime.progress import progress
+
+log = logs.logger("cache")
 
 _loaded: dict[str, Any] = {}
 
@@ -79,12 +84,15 @@ def _compile(folder: Path, units: dict[str, Unit], prelude: str, compiler: Compi
     with cache_folder.building(folder) as work:
         source, library = work / "program.cpp", work / "program.so"
         source.write_text("\n".join((prelude, *texts.values())))
+        start = time.perf_counter()
         try:
-            compiler.build(source, library)
+            with progress(f"compiling {', '.join(u.name for u in units.values())}"):
+                compiler.build(source, library)
         except CompilerError as error:
             kept = folder / f"{cache_folder.FAILED}{min(units)}.cpp"
             os.replace(source, kept)
             raise CompilerError(f"{error}\nthe source is kept at {kept}") from None
+        log.info("compiled %s in %.2f s", ", ".join(u.name for u in units.values()), time.perf_counter() - start)
         content = library.read_bytes()
         for digest, text in texts.items():
             cache_folder.put(folder, digest, {"program.cpp": f"{prelude}\n{text}".encode(), "program.so": library})

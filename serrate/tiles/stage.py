@@ -7,7 +7,6 @@ given, builds the program through the engine, and binds it to arguments.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from serrate import logs
 from serrate.engine import BuiltProgram, CompiledStage, default_backend
 from serrate.errors import KernelError, StrategyError
 from serrate.ir.loops import Declare, LoopProgram, nodes
@@ -31,7 +31,7 @@ from serrate.tensor.structure import Structure
 from serrate.tiles.aliasing import Aliasing
 from serrate.tiles.sources import ArgumentSources, Items, TensorSource
 
-log = logging.getLogger("serrate")
+log = logs.logger("plan")
 
 
 @dataclass

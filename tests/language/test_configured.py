@@ -72,7 +72,11 @@ def test_kernels_follow_the_backend_of_the_environment(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("SERRATE_LOG", "nonsense", "SERRATE_LOG=nonsense cannot be logged: choose from plan, passes, source"),
+        (
+            "SERRATE_LOG",
+            "nonsense",
+            "SERRATE_LOG=nonsense cannot be logged: choose from debug, info, warning, error, plan, passes",
+        ),
         ("SERRATE_LOG", "plan,sorce", "SERRATE_LOG=sorce cannot be logged: did you mean 'source'"),
         ("SERRATE_BACKEND", "cppp", "SERRATE_BACKEND=cppp is not a backend: did you mean 'cpp'"),
         ("SERRATE_CHECK", "maybe", "SERRATE_CHECK must be 0 or 1, got maybe"),

@@ -48,7 +48,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     """What SERRATE_LOG=passes prints."""
     monkeypatch.setenv("SERRATE_LOG", "passes")
     settings.reload()
-    caplog.set_level(logging.WARNING, logger="serrate")
+    caplog.set_level(logging.DEBUG, logger="serrate.passes")
     return lambda: [record.getMessage() for record in caplog.records]
 
 
