@@ -32,6 +32,11 @@ def refuse_eager(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         )
 
 
+def records_gradients() -> bool:
+    """False under `torch.no_grad()` in a traced function. What a fusion records does not depend on the mode around it."""
+    return _current.get() is None or torch.is_grad_enabled()
+
+
 def captured(value: Any) -> Any:
     """Arguments of an operation, with every plain tensor replaced by a traced one."""
     return mapped(value, _captured)

@@ -19,7 +19,7 @@ from serrate.frontend import autocast, ops
 from serrate.frontend.capture import captured
 from serrate.frontend.dtypes import Dtypes, dtypes_of
 from serrate.frontend.ops.common import NoOperand, Operand, python_number
-from serrate.frontend.ops.elementwise import typed
+from serrate.frontend.ops.elementwise import typed, under_mode
 from serrate.frontend.signatures import drawing, losses, pointwise, reducing, shaping
 from serrate.frontend.signatures import functional as of_networks
 from serrate.ir.view import TensorView
@@ -115,7 +115,7 @@ def spelled(
             result = operation(*given, **named)
             # Checked last: the operation's own messages are clearer.
             dtypes = None if function is None else dtypes_of(name, function, given, named)
-            return result if dtypes is None else _with_dtypes(result, dtypes)
+            return under_mode(result if dtypes is None else _with_dtypes(result, dtypes))
         except NoOperand as error:
             raise CallError(f"{name}: {error}") from None
         except TypeError as error:

@@ -255,7 +255,8 @@ def trace(
         known.append((leaf, view(leaf)))
         return known[-1][1]
 
-    with fusion, modes.tracing(), _pointing():
+    # One trace serves calls with and without gradients, so only modes that the function itself enters count.
+    with fusion, modes.tracing(), _pointing(), torch.enable_grad():
         # The order of `leaves_of` is the order of the fusion's inputs.
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]

@@ -106,6 +106,30 @@ def test_a_gradient_that_is_always_zero_is_zeros(function: Any) -> None:
     assert torch.equal(torch.autograd.grad(result.values.sum(), x)[0], torch.zeros(3))
 
 
+def test_no_gradient_flows_through_what_a_traced_function_computes_without() -> None:
+    x = torch.arange(1.0, 6.0).requires_grad_()
+    jt = JaggedTensor.from_lengths(x, [3, 0, 2])
+
+    @torch.no_grad()
+    def scale(jt: Any) -> Any:
+        return jt.sum(1, keepdim=True)
+
+    @jit
+    def program(jt: Any) -> Any:
+        with torch.no_grad():
+            same, top, fixed = jt[:], jt.sort(1)[0], ops.square(jt)
+            with torch.enable_grad():
+                moving = jt * 5
+        return jt * scale(jt) + same + 10 * top + fixed + moving, fixed
+
+    with torch.no_grad():
+        program(jt)  # the mode around the first call is not that of the function
+    result, fixed = program(jt)
+    assert result.requires_grad and not fixed.requires_grad
+    (found,) = torch.autograd.grad(result.values.sum(), x)
+    assert found.tolist() == [6.0 + 5.0] * 3 + [9.0 + 5.0] * 2
+
+
 @pytest.mark.parametrize("padding", [0, -1])
 def test_the_padding_row_of_a_table_has_no_gradient(padding: int) -> None:
     table, tokens = torch.arange(8.0).reshape(4, 2).requires_grad_(), torch.tensor([0, 1, 3, 3])

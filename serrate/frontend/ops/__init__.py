@@ -75,6 +75,7 @@ from serrate.frontend.ops.elementwise import (
     sub,
     tanh,
     trunc,
+    under_mode,
     where,
 )
 from serrate.frontend.ops.losses import (
@@ -377,7 +378,7 @@ def _taking_tensors(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def run(*args: Any, **kwargs: Any) -> Any:
         refuse_eager(operation.__name__, args, kwargs)
-        return operation(*captured(args), **captured(kwargs))
+        return under_mode(operation(*captured(args), **captured(kwargs)))
 
     return run
 

@@ -12,6 +12,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import broadcast
+from serrate.frontend.capture import records_gradients
 from serrate.frontend.ops.common import Lifted, Number, Operand, fits, fusion_of, is_number, stand_in, torch_dtype
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Role, Value, call, carried_dtype, computed, constant
@@ -255,6 +256,16 @@ def sign(x: TensorView) -> TensorView:
 def detach(x: TensorView) -> TensorView:
     """`x`, and no gradient flows back through it."""
     return elementwise("detach", x.dtype, x) if x.dtype.is_floating_point else x
+
+
+def under_mode(result: Any) -> Any:
+    """The results of an operation; under `torch.no_grad()` in a traced function they are constants."""
+    if records_gradients():
+        return result
+    if isinstance(result, tuple | list):
+        parts = [under_mode(part) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    return detach(result) if type(result) is TensorView else result
 
 
 def trunc(x: TensorView) -> TensorView:
