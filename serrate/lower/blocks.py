@@ -334,7 +334,7 @@ class _PhaseLowering:
         def change(v: Value) -> Value | None:
             if isinstance(v, Call) and v.function == "cast" and isinstance(v.args[0], Read) and v.args[0].dtype == v.dtype:
                 # Values are rounded to the dtype of their memory.
-                return None if v.args[0].tensor in self.private else change(v.args[0])
+                return None if v.args[0].tensor in self.private else rewrite(v.args[0], change)
             if isinstance(v, Read):
                 if v.tensor in self.private:
                     return held(self.private[v.tensor])

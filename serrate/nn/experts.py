@@ -63,7 +63,8 @@ def apply_experts(rows: Any, gate: Any, up: Any, down: Any, activation: str) -> 
     """Each expert's layers on its own tokens, `[experts, tokens of each, D]`; for traced functions."""
     active = ACTIVATIONS[activation]
     hidden = active(rows @ up) if gate is None else active(rows @ gate) * (rows @ up)
-    return hidden @ down
+    # Rounded, as torch's product is: what is summed by token is then half as many bytes.
+    return (hidden @ down).to(rows.dtype)
 
 
 def combine(worked: Any, order: Any, weights: Any, top_k: int) -> Any:

@@ -165,6 +165,8 @@ def prepare(recorder: Recorder) -> None:
     if recorder.program.axes:
         return
     inline_elementwise(recorder)
+    if align_products(recorder):
+        inline_elementwise(recorder)
     if contract_products(recorder):
         inline_elementwise(recorder)
     flatten_levels(recorder)
@@ -180,7 +182,54 @@ def inline_elementwise(recorder: Recorder) -> None:
         own = {loop.domain.uid for loop in found[0]}
         free = not any(isinstance(v, Read) for v in found[1].value.walk())
         readers = [p for p in recorder.program.phases if found[1].tensor in {t.memory for t in p.reads}]
-        if free or all(_runs_over(p) == own or _reads_once(p, found[1].tensor) for p in readers):
+        alone = len(readers) == 1
+        if free or all(_runs_over(p) == own or _reads_once(p, found[1].tensor, alone=alone) for p in readers):
+            recorder.attempt("inline", phase.name)
+
+
+def align_products(recorder: Recorder) -> bool:
+    """Matrix products that meet in an elementwise result, such as a gate and what it gates, run over the dims of that result, so
+    that one worker can compute a block of each. Returns whether any did not."""
+    found = False
+    for phase in reversed(recorder.program.phases):
+        loops = chain(phase)
+        made = loops[1].targets[0] if loops is not None else None
+        if loops is None or made is None or made.role is not Role.SCRATCH or not _of_products(recorder.program, loops[1]):
+            continue
+        indices = {
+            r.index
+            for p in recorder.program.phases
+            for each in p.leaves
+            for v in each.values
+            for r in v.reads
+            if r.tensor.memory is made
+        }
+        index = indices.pop() if len(indices) == 1 else ()
+        for own, at in zip(loops[1].index, index, strict=False):
+            if own is not None and isinstance(at, IterDomain) and at.uid != own.uid:
+                found |= recorder.attempt("align", phase.name, own.name, at.name)
+    return found
+
+
+def _of_products(program: TileProgram, leaf: Leaf) -> bool:
+    """Whether a statement is a matrix product, or a function of one at the same index."""
+    if isinstance(leaf, Accumulate):
+        return describe(program, leaf.targets[0].name).is_product
+    read = {r.tensor for v in leaf.values for r in v.reads if r.index == leaf.index}
+    return any(describe(program, p.name).is_product for p in program.phases if p.writes & read)
+
+
+def gather_operands(recorder: Recorder) -> None:
+    """Matrix products read rows at computed indices themselves, block by block, instead of a copy of them."""
+    for phase in list(recorder.program.phases):
+        stored = _stored(phase)
+        if stored is None or stored.tensor.role is not Role.SCRATCH or not isinstance(stored.value, Read):
+            continue
+        looked_up = any(isinstance(at, Place) and at.reads for at in stored.value.index)
+        readers = [
+            describe(recorder.program, p.name) for p in recorder.program.phases if stored.tensor in {t.memory for t in p.reads}
+        ]
+        if looked_up and all(s.is_product or s.row_product is not None for s in readers):
             recorder.attempt("inline", phase.name)
 
 
@@ -320,14 +369,19 @@ def fits_lanes(domain: IterDomain) -> bool:
     return not domain.is_ragged and size is not None and size <= WIDEST
 
 
-def _reads_once(phase: Phase, tensor: Tensor) -> bool:
-    """Whether a phase reads each element of a dense tensor at exactly one position of its loops."""
+def _reads_once(phase: Phase, tensor: Tensor, *, alone: bool) -> bool:
+    """Whether a phase reads each element of a dense tensor at exactly one position of its loops. The loops of the only reader may
+    be parts of the tensor's dims."""
     found = chain(phase)
     if found is None or any(d.is_ragged for d in tensor.logical):
         return False
-    own = sorted(loop.domain.uid for loop in found[0])
     indices = {r.index for value in found[1].values for r in value.reads if r.tensor.memory is tensor}
-    return all(sorted(at.uid for at in index if isinstance(at, IterDomain)) == own for index in indices)
+    read = [[at for at in index if isinstance(at, IterDomain)] for index in indices]
+    if alone:
+        known = (Indices([(d, symbol(f"@{d.uid}")) for d in index]) for index in read)
+        return all(at.knows(loop.domain) for at in known for loop in found[0])
+    own = sorted(loop.domain.uid for loop in found[0])
+    return all(sorted(d.uid for d in index) == own for index in read)
 
 
 def _runs_over(phase: Phase) -> set[int]:

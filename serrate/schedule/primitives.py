@@ -329,6 +329,44 @@ def inline(program: TileProgram, tensor: str) -> TileProgram:
     return program.with_phases(tuple(phases))
 
 
+def align(program: TileProgram, phase: str, domain: str, other: str) -> TileProgram:
+    """for b: t[b] = f(b);  for a: ... t[a]   ->   for a: t[a] = f(a);  for a: ... t[a]   (a and b have one extent)
+
+    Loops over one domain can be fused; equal extents alone do not allow it.
+    """
+    loops, leaf = _loops(program, phase)
+    old = loops[_position(loops, phase, domain)][0]
+    new = next((d for p in program.phases for d in _domains(p) if d.name == other), None)
+    if new is None:
+        raise ScheduleError(f"align: no phase loops over {other!r}")
+    if any(d.is_ragged or d.pairing is not None or d.definition is not None for d in (old, new)):
+        raise ScheduleError(f"align: {old} and {new} must be plain dims: not rows, components, or parts of another dim")
+    if old.extent_expr is not new.extent_expr or any(d.uid == new.uid for d, _ in loops):
+        raise ScheduleError(
+            f"align: {new} cannot replace {old} of {phase}: it has another extent, or is a loop of the phase already"
+        )
+    swap_: dict[int, IterDomain | None] = {old.uid: new}
+
+    def moved(index: Index) -> Index:
+        return tuple(new if d is not None and d.uid == old.uid else d for d in index)
+
+    leaf = map_values(leaf, lambda value: reindex(value, swap_))
+    if isinstance(leaf, Store):
+        leaf = replace(leaf, index=moved(leaf.index))
+    elif isinstance(leaf, Accumulate):
+        over = tuple(new if d.uid == old.uid else d for d in leaf.over)
+        leaf = replace(leaf, index=moved(leaf.index), over=over, places=tuple(map(moved, leaf.places)))
+    else:
+        raise ScheduleError(f"align: phase {phase} is a scan, whose dims are fixed")
+    renamed = tuple((new if d.uid == old.uid else d, kind) for d, kind in loops)
+    return swap(program, phase, Phase(phase, nest(renamed, leaf)))
+
+
+def _domains(phase: Phase) -> tuple[IterDomain, ...]:
+    found = chain(phase)
+    return () if found is None else tuple(loop.domain for loop in found[0])
+
+
 def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o   (`kept` is o)"""
     loops, leaf = _loops(program, phase)
@@ -656,6 +694,7 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
         *(
             mark,
             inline,
+            align,
             share,
             rfactor,
             two_pass,

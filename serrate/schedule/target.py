@@ -45,6 +45,10 @@ class Target:
     """Rows, columns and depth of one block of a matrix product."""
     row_product: tuple[int, int, int]
     """The same of a product that sums over rows."""
+    sums: int
+    """The most elements of the blocks of sums that a worker holds: several products that meet in one result share them."""
+    gathers_operands: bool
+    """Whether a product should read the rows of an operand at computed indices itself, rather than from a copy."""
     contraction: tuple[int, int]
     """The block of a ragged product in a contraction: positions of the kept and of the summed side."""
     rows_together: int
@@ -93,6 +97,9 @@ CPU = Target(
     keeps_rows=True,
     matmul=(64, 32, 512),
     row_product=(128, 256, 128),
+    sums=1 << 24,
+    # Rows of a block must be evenly spaced: they would be copied for each block of columns.
+    gathers_operands=False,
     contraction=(128, 128),
     rows_together=8,
     grouped=1024,
@@ -125,6 +132,8 @@ GPU = Target(
     keeps_rows=False,
     matmul=(128, 256, 64),
     row_product=(128, 128, 64),
+    sums=32768,
+    gathers_operands=True,
     contraction=(64, 64),
     rows_together=4,
     grouped=1024,

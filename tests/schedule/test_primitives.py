@@ -126,6 +126,30 @@ def refused(made: TileProgram, step: Step) -> str:
     return str(error.value)
 
 
+def gated() -> TileProgram:
+    """T4 = x @ a;  T5 = x @ b;  T6 = T4 * T5: the columns of a and of b are two dims."""
+    with Fusion("f") as f:
+        x = f.input((None, 4), torch.float32)
+        a, b = f.input((4, 8), torch.float32), f.input((4, 8), torch.float32)
+        f.input((8, 3), torch.float32)
+        f.output(ops.mul(ops.matmul(x, a), ops.matmul(x, b)))
+    return stages(f)[0]
+
+
+def test_align() -> None:
+    made = gated()
+    *_, second, last = (p.name for p in made.phases)
+    column, other = (loops(made, name)[1].split(".")[1].split("{")[0] for name in (second, last))
+    assert column != other
+    aligned = Plan("test", (Step("align", (second, column, other)),)).apply(made)
+    assert loops(aligned, second)[1] == loops(aligned, last)[1]
+    assert f"{second}[d0, {other}]" in str(aligned)
+    assert refused(made, Step("align", (second, column, "d0"))).startswith("align: ")
+    assert refused(made, Step("align", (second, column, "nothing"))) == "align: no phase loops over 'nothing'"
+    rows = refused(program(), Step("align", ("T3", "r0", "d1")))
+    assert rows.endswith("must be plain dims: not rows, components, or parts of another dim")
+
+
 def test_fuse() -> None:
     fused = after(Step("fuse", ("T4", "T5", 2)))
     assert [p.name for p in fused.phases] == ["T3", "T5", "T6"]

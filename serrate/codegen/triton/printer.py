@@ -507,7 +507,7 @@ class _TritonPrinter:
             self.absent.pop(local.name, None)
         with contextlib.ExitStack() as scope:
             for node in body:
-                if isinstance(node, Bind) and self.lanes_of.get(node.symbol):
+                if isinstance(node, Bind) and not node.lanes and self.lanes_of.get(node.symbol):
                     scope.enter_context(self._one_lane(node.symbol))
                 self._node(node)
         if not body or all(isinstance(n, Prefetch) for n in body):
@@ -964,9 +964,10 @@ def _places(index: Expr, block: Local) -> Lanes:
 
 def _stages(body: Sequence[Node]) -> int | None:
     """How many blocks of products to keep in flight: fewer where one product feeds another, which also needs registers."""
-    products = sum(isinstance(n, Dot) for n in body)
+    products = [n for n in body if isinstance(n, Dot)]
     inner = (_stages(part) for n in body for part in bodies(n))
-    own = (STAGES if products == 1 else CHAINED_STAGES) if products else None
+    chained = any(isinstance(v, Held) for n in products for side in (n.left, n.right) for v in side.walk())
+    own = (CHAINED_STAGES if chained else STAGES) if products else None
     return min((n for n in (own, *inner) if n is not None), default=None)
 
 

@@ -24,12 +24,14 @@ from serrate.ir.loops import (
     Guard,
     If,
     Lanes,
+    Load,
     LoopProgram,
     Node,
     While,
     bodies,
     expressions_of,
     nodes,
+    values_of,
 )
 from serrate.lower.names import Names, array_names
 from serrate.lower.passes.common import Body, changed, kept, names_in, per_kernel, substituted
@@ -59,7 +61,8 @@ class _Namer:
     def body(self, body: Body, known: frozenset[Symbol], facts: frozenset[Less], named: dict[Expr, Expr]) -> Body:
         named, out = dict(named), list[Node]()
         inner = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)} - known
-        for expr, guard, certain in _candidates(body):
+        # The bounds of rows come first: they are in the conditions that protect reads in lanes.
+        for expr, guard, certain in sorted(_candidates(body), key=lambda found: bool(self._lanes_of(found[0]))):
             current = expr.substitute(named)
             if current in named or not isinstance(current, Element | Search) or self._is_computed(current):
                 continue
@@ -138,13 +141,15 @@ def _below(index: Symbol, extent: Expr) -> Iterator[Less]:
 
 
 def _candidates(body: Body, certain: bool = True) -> Iterator[tuple[Expr, Guard, bool]]:
-    """Array reads and searches in the body, inner ones before those that contain them, each with the guard of its statement and
-    whether it is outside all branches. Definitions of names are not candidates."""
+    """Array reads and searches in the body, inner ones before those that contain them, each with the guards of its statement and
+    of the load that it is for, and whether it is outside all branches. Definitions of names are not candidates."""
     for node in body:
-        guard = getattr(node, "guard", ())
+        guard: Guard = getattr(node, "guard", ())
+        loads = [v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and v.guard]
+        guarded = {e: v.guard for v in loads for e in (*v.index, *(side for g in v.guard for side in (g.left, g.right)))}
         for expr in expressions_of(node):
             for e in reversed(list(expr.walk())):
                 if isinstance(e, Element | Search) and not (isinstance(node, Bind) and e is node.expr):
-                    yield e, guard, certain
+                    yield e, (*guard, *guarded.get(expr, ())), certain
         for part in bodies(node):
             yield from _candidates(part, certain and not isinstance(node, If | While))

@@ -16,7 +16,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.tile import GRID, LANES, Accumulate, Phase, Scan, Store, TileProgram, chain, walk
 from serrate.ir.values import Place, Read, Role, domains_of
 from serrate.schedule.plan import Recorder, Sized
-from serrate.schedule.prepare import RowProduct, Shape, describe, reduced_loops
+from serrate.schedule.prepare import RowProduct, Shape, describe, gather_operands, reduced_loops
 from serrate.schedule.primitives import goes_in_order
 from serrate.schedule.strategies.contractions import contractions, schedule_contraction
 from serrate.schedule.strategies.kernels import Lanes
@@ -360,6 +360,24 @@ def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
     return bool(kept) and all(uids == {d.uid for d in shape.domains} for uids in kept)
 
 
+def products_with(shape: Shape, shapes: Sequence[Shape]) -> int:
+    """How many matrix products meet in the epilogue that this phase is, or that reads it: a worker holds a block of each."""
+    counts = [1]
+    for each in shapes:
+        if finishes_product(each, shapes):
+            read = {r.tensor for r in each.leaf.values[0].reads}
+            products = [s for s in shapes if s.is_product and s.leaf.targets[0] in read]
+            if shape is each or shape in products:
+                counts.append(len(products))
+    return max(counts)
+
+
+def _of_sums(target: Target, count: int) -> Target:
+    """The target with blocks of matrix products so narrow that a worker can hold `count` of them."""
+    m, n, k = target.matmul
+    return target if m * n * count <= target.sums else replace(target, matmul=(m, max(n // count, target.least_matmul), k))
+
+
 def fuse_neighbours(recorder: Recorder) -> None:
     """Fuses each phase with the one before it, sharing as many loops as is legal. What is fused with a matrix product shares all
     of its grid, so that its blocks remain spread over all workers."""
@@ -418,6 +436,8 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     if recorder.program.axes:
         rows.kernel(recorder, target, lanes or {})
         return
+    if target.gathers_operands:
+        gather_operands(recorder)
     found = shapes(recorder.program)
     together = contractions(recorder.program, found)
     done = {shape.phase for each in together for shape in each.phases}
@@ -430,7 +450,7 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     narrow = replace(target, widest=min(target.widest, target.gathered))
     for shape in left:
         own = narrow if any(d.uid in looked_up for d in shape.regular) else target
-        _schedule_phase(recorder, shape, left, own, rows)
+        _schedule_phase(recorder, shape, left, _of_sums(own, products_with(shape, left)), rows)
     fuse_neighbours(recorder)
 
 
