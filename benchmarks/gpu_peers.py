@@ -112,6 +112,27 @@ def _experts(work: Work) -> Run:
     return run
 
 
+def _mixture(work: Work) -> Run:
+    """The same layer written with F.grouped_mm and torch's indexing."""
+    x, choice, weights, gate, up, down = work.operands
+    groups, (count, top_k) = len(up), choice.shape
+    flat = choice.flatten()
+    ones = torch.ones_like(flat, dtype=torch.int32)
+
+    def run() -> Tensor:
+        order = flat.argsort(stable=True)
+        counts = torch.zeros(groups, dtype=torch.int32, device=flat.device).scatter_add_(0, flat, ones)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        rows = x[order // top_k]
+        hidden = functional.silu(functional.grouped_mm(rows, gate, offs=ends)) * functional.grouped_mm(rows, up, offs=ends)
+        out = torch.empty(count * top_k, x.shape[1], dtype=x.dtype, device=x.device)
+        out[order] = functional.grouped_mm(hidden, down, offs=ends)
+        mixed: Tensor = (out.view(count, top_k, -1) * weights[:, :, None]).sum(1)
+        return mixed
+
+    return run
+
+
 def _varlen(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[Tensor, Tensor], most: tuple[int, int], causal: bool) -> Run:
     """`varlen_attn`, whose argument for causal attention has changed between releases."""
     from torch.nn.attention.varlen import varlen_attn
@@ -143,6 +164,7 @@ TORCH: dict[str, tuple[str, Callable[[Work], Run]]] = {
     "embedding bag": ("embedding_bag", _embedding_bag),
     "grouped matmul": ("grouped_mm", _grouped_mm),
     "experts": ("grouped_mm and indexing", _experts),
+    "mixture of experts": ("grouped_mm and indexing", _mixture),
     "attention": ("varlen_attn", _varlen_attention),
     "decode attention": ("varlen_attn", _varlen_decode),
 }

@@ -18,6 +18,7 @@ from torch import Tensor
 import serrate
 from benchmarks.data import lengths, offsets
 from serrate import JaggedTensor, ir, ops
+from serrate.nn.experts import apply_experts, combine
 
 LENGTHS = ("uniform", "exponential", "zipf", "giant")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -322,6 +323,39 @@ def experts(data: Data) -> Work:
     )
 
 
+CHOICES = 2
+
+
+def mixture(hidden: int, data: Data) -> Work:
+    """The feed-forward layer of a mixture of experts: each token goes to two experts (SwiGLU), whose results are weighted."""
+    (count, width), groups = data.values.shape, len(data.lengths)
+    device, dtype, tokens = data.values.device, data.values.dtype, count // CHOICES
+    x = data.values[:tokens]
+    gate, up = (torch.randn(groups, width, hidden, device=device, dtype=dtype) / width**0.5 for _ in range(2))
+    down = torch.randn(groups, hidden, width, device=device, dtype=dtype) / hidden**0.5
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    choice = torch.repeat_interleave(torch.arange(groups), data.lengths)[order][: tokens * CHOICES].view(-1, CHOICES).to(device)
+    weights = torch.rand(tokens, CHOICES, device=device, dtype=dtype)
+
+    @serrate.jit
+    def function(x: Any, choice: Any, weights: Any, gate: Any, up: Any, down: Any) -> Any:
+        bounds, places = ops.group_by(choice.flatten(), groups)
+        rows = ops.as_nested(ops.index(x, ops.floor_divide(places, CHOICES)), bounds)
+        return combine(ops.as_flattened(apply_experts(rows, gate, up, down, "swiglu")), places, weights, CHOICES)
+
+    def check(got: Tensor) -> None:
+        for n in range(0, tokens, max(1, tokens // 20)):
+            row, want = x[n].float(), torch.zeros(width, device=device)
+            for expert, weight in zip(choice[n].tolist(), weights[n].float(), strict=True):
+                own = functional.silu(row @ gate[expert].float()) * (row @ up[expert].float())
+                want += weight * (own.to(dtype).float() @ down[expert].float())
+            close(got[n], want, dtype)
+
+    operands = (x, choice, weights, gate, up, down)
+    flops = 6.0 * tokens * CHOICES * width * hidden
+    return Work(data, function, check, flops=flops, ragged=False, operands=operands, arguments=lambda _: operands)
+
+
 TASKS: dict[str, GpuTask] = {
     "sum": GpuTask(_rows(lambda x: x.sum(1), lambda row: row.sum(0), 1)),
     "mean": GpuTask(_rows(lambda x: x.mean(1), lambda row: row.mean(0), 1)),
@@ -357,4 +391,5 @@ TASKS: dict[str, GpuTask] = {
     },
     "decode attention": GpuTask(decode, 256, 4096, (HEADS, 128), ("bfloat16",)),
     "experts": GpuTask(experts, 64, 512, (2048,), ("bfloat16",)),
+    "mixture of experts": GpuTask(partial(mixture, 1408), 64, 2048, (2048,), ("bfloat16",)),
 }
