@@ -24,8 +24,10 @@ from serrate.tensor import (
     stack,
     wait_for_checks,
 )
+from serrate.tuner.policy import tuning
+from serrate.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Config",
@@ -48,5 +50,6 @@ __all__ = [
     "ops",
     "save_safetensors",
     "stack",
+    "tuning",
     "wait_for_checks",
 ]

@@ -21,7 +21,7 @@ from serrate import logs, settings
 from serrate.analysis.vectors import MustDivide
 from serrate.autograd.function import Differentiable
 from serrate.autograd.saved import Save, check_save
-from serrate.errors import BackendError, CompilerMissing, StrategyError, StructureMismatch
+from serrate.errors import BackendError, CompilerMissing, SerrateError, StrategyError, StructureMismatch
 from serrate.ir import hooks
 from serrate.ir.expr import Array, Expr
 from serrate.ir.fusion import Fusion
@@ -57,6 +57,13 @@ from serrate.tensor.checks.deferred import Arrival, install_summary
 from serrate.tensor.hints import Hints
 from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import version
+from serrate.tuner.buckets import bucket_of
+from serrate.tuner.candidates import Candidate, Space, space_of
+from serrate.tuner.identity import compiler_identity, device_identity
+from serrate.tuner.laboratory import Arena, OutputArena, ProgramLaboratory
+from serrate.tuner.policy import Policy, is_paused, paused
+from serrate.tuner.record import ProgramKey
+from serrate.tuner.tuner import ProgramTuner, text_digest
 
 _plans, _sources = logs.logger("plan"), logs.logger("source")
 
@@ -136,13 +143,21 @@ class BuiltProgram(NamedTuple):
 class CompiledStage(ABC):
     """A tile program and everything built for it so far: a stage of a fusion, or a device loop of a kernel."""
 
-    def __init__(self, program: TileProgram, arguments: Arguments) -> None:
+    def __init__(self, program: TileProgram, arguments: Arguments, policy: Policy, shares: int = 1) -> None:
+        """`shares`: how many programs share a budget for tuning."""
         self.naive, self.arguments = program, arguments
-        self._built: dict[Any, BuiltProgram] = {}
+        self._policy, self._shares = policy, shares
+        self._built: dict[tuple[str, Candidate], BuiltProgram] = {}
+        self._tuners: dict[tuple[str, torch.device, int], ProgramTuner] = {}
+        self._spaces: dict[tuple[str, Candidate], Space] = {}
 
     @abstractmethod
-    def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
-        """The plan under a strategy."""
+    def planned(self, chosen: Candidate, target: Target) -> Plan:
+        """The plan that a candidate stands for."""
+
+    @abstractmethod
+    def fixed(self) -> tuple[str, ...]:
+        """What the user has fixed besides the program: part of the key of what is remembered about it."""
 
     def header(self, chosen: Plan) -> str:
         """The first line of the generated source."""
@@ -156,19 +171,79 @@ class CompiledStage(ABC):
         """Whether a tensor must have its exact size, even if that takes a host copy of lengths."""
         return False
 
-    def built(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
-        """The program under a strategy, built on first use."""
-        key = (backend, strategy, *options.items())
+    def chosen(
+        self,
+        call: BoundCall,
+        backend: str,
+        usual: Candidate,
+        rows: RowStatistics | None,
+        variation: Callable[[], float | None],
+        arena: Callable[[bool], Arena],
+    ) -> Candidate:
+        """The candidate for a call: remembered, measured now in an `arena`, or the usual one."""
+        if backend == "reference":
+            return usual
+        tuner = self._tuner(backend, call.device)
+        if tuner.is_idle():
+            return usual
+        sizes = call.numbers if rows is None else (*call.numbers, rows.count, rows.total)
+
+        def laboratory(copies: bool) -> ProgramLaboratory:
+            return ProgramLaboratory(
+                lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
+                lambda candidate: (backend, candidate) in self._built,
+                arena(copies),
+                call.device,
+            )
+
+        return tuner.choice(bucket_of(sizes, rows, variation(), call.hints), self._space(usual, backend), laboratory)
+
+    def _tuner(self, backend: str, device: torch.device) -> ProgramTuner:
+        at = (backend, device, torch.get_num_threads())
+        found = self._tuners.get(at)
+        if found is None:
+            tensors = (*self.naive.inputs, *self.naive.outputs)
+            key = ProgramKey(
+                text_digest(self.naive, *self.fixed()),
+                tuple(f"{str(t.dtype).removeprefix('torch.')}[{len(t.storage)}]" for t in tensors),
+                backend,
+                device_identity(device, at[2]),
+                compiler_identity(backend),
+            )
+            found = self._tuners[at] = ProgramTuner(self.naive.name, key, device, self._policy, self._shares)
+        return found
+
+    def _space(self, usual: Candidate, backend: str) -> Space:
+        found = self._spaces.get((backend, usual))
+        if found is None:
+            found = self._spaces[backend, usual] = space_of(self.naive, usual, BACKENDS[backend], self.fixed())
+        return found
+
+    def built(self, call: BoundCall, backend: str, chosen: Candidate) -> BuiltProgram:
+        """The program under a plan, built on first use."""
+        key = (backend, chosen)
         found = self._built.get(key)
         if found is None:
             with making:
                 found = self._built.get(key)
                 if found is None:
-                    found = self._built[key] = self._build(call, backend, strategy, options)
+                    found = self._built[key] = self._build(call, backend, self.planned(chosen, BACKENDS[backend]))
         return found
 
-    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
-        chosen = self.planned(strategy, options, BACKENDS[backend])
+    def built_or(self, call: BoundCall, backend: str, chosen: Candidate, usual: Candidate) -> BuiltProgram:
+        """The program under a plan that was remembered; under the usual one if that is not legal, which is reported."""
+        try:
+            return self.built(call, backend, chosen)
+        except SerrateError as error:
+            if chosen == usual:
+                raise
+            message = (
+                f"{self.naive.name}: the remembered plan {chosen} cannot be used ({error}); `serrate cache clear` removes it"
+            )
+            _warn_once(message)
+            return self.built(call, backend, usual)
+
+    def _build(self, call: BoundCall, backend: str, chosen: Plan) -> BuiltProgram:
         _plans.info("%s", chosen)
 
         def wide(array: Array) -> bool:
@@ -248,8 +323,8 @@ class CompiledStage(ABC):
 class FusionStage(CompiledStage):
     """A stage of a fusion."""
 
-    def __init__(self, owner: Compiled, program: TileProgram) -> None:
-        super().__init__(program, owner.binder)
+    def __init__(self, owner: Compiled, program: TileProgram, shares: int) -> None:
+        super().__init__(program, owner.binder, owner.policy, shares)
         self.owner, self.binder = owner, owner.binder
         self._flat: dict[Any, Prepared] = {}
         self._number = next(_numbers)
@@ -289,7 +364,8 @@ class FusionStage(CompiledStage):
         """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
         if call.computed:
             return self.bound(call)
-        key = (self._number, call.numbers, call.device, self.owner.backend or settings.current().backend, is_batch_invariant())
+        modes = (settings.current().plans, is_batch_invariant(), is_paused())
+        key = (self._number, call.numbers, call.device, call.hints, *modes)
         owners = tuple(call.args[k] for k in self.binder.offsets)
         if owners:
             return remembered(owners, key, lambda: self.bound(call))
@@ -305,16 +381,21 @@ class FusionStage(CompiledStage):
         self.binder.check(call)
         backend = self.owner.backend or default_backend(call.device)
         self.binder.check_vectors(call, self._vector_checks)
-        built = self.built(call, backend, *self._choice(call, backend))
+        built = self._chosen(call, backend)
         if call.computed is not None:
             return self.prepare(call, built)
         return self.prepare(
             call, built, tuple([read(call, k) for read, k in zip(self.owner.results, built.results, strict=True)])
         )
 
-    def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
+    def planned(self, chosen: Candidate, target: Target) -> Plan:
         hand = self.owner.hand
-        return by_hand(self.naive, hand, target) if hand else plan(self.naive, strategy, target, **options)
+        return (
+            by_hand(self.naive, hand, target) if hand else plan(self.naive, chosen.strategy, target, None, **dict(chosen.options))
+        )
+
+    def fixed(self) -> tuple[str, ...]:
+        return ()
 
     def is_exact(self, tensor: Tensor) -> bool:
         return tensor.name in self.owner.result_names
@@ -334,15 +415,17 @@ class FusionStage(CompiledStage):
 
         return read
 
-    def _choice(self, call: BoundCall, backend: str) -> tuple[str, dict[str, Any]]:
+    def _chosen(self, call: BoundCall, backend: str) -> BuiltProgram:
+        """The program under the plan that is named, remembered, measured or usual for this call."""
         owner, binder = self.owner, self.binder
         if is_batch_invariant():
             named = "by_hand" if owner.hand else owner.strategy
-            return invariant(named, owner.options, BACKENDS[backend], self.naive.name)
+            strategy, options = invariant(named, owner.options, BACKENDS[backend], self.naive.name)
+            return self.built(call, backend, Candidate(strategy, tuple(options.items())))
         if owner.strategy is not None or owner.hand is not None:
-            return owner.strategy or "by_hand", owner.options
+            return self.built(call, backend, Candidate(owner.strategy or "by_hand", tuple(owner.options.items())))
         target, facts = BACKENDS[backend], self._facts
-        rows = None
+        rows, product = None, False
         if facts is not None:
             width, count, exact, bound = self._facts_readers
             # On a device, lengths are not copied to the host just to choose a plan.
@@ -350,8 +433,23 @@ class FusionStage(CompiledStage):
             # If rows have gaps, the host knows the space they take.
             total = (exact if is_host(call.device) else bound)(call)
             rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
-        strategy, options = choose(rows, target, device_workers(call.device), product=facts is not None and facts.product)
-        return strategy, {**options, **owner.options}
+            product = facts.product
+        distribution = call.hints.distribution
+        strategy, options = choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
+        usual = Candidate(strategy, tuple(options.items()))
+
+        def variation() -> float | None:
+            return None if facts is None else binder.known_variation(call, facts.ragged)
+
+        return self.built_or(call, backend, self.chosen(call, backend, usual, rows, variation, self._arena(call)), usual)
+
+    def _arena(self, call: BoundCall) -> Callable[[bool], Arena]:
+        def arena(copies: bool) -> Arena:
+            every = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True)) | (call.computed or {})
+            inputs = [every[t.name].detach() for t in self.naive.inputs]
+            return OutputArena([t.clone() for t in inputs] if copies else inputs, call.device)
+
+        return arena
 
 
 class Compiled:
@@ -368,7 +466,16 @@ class Compiled:
     """
 
     def __init__(
-        self, fusion: Fusion, backend: str | None = None, strategy: str | None = None, *, save: Save = "auto", **options: Any
+        self,
+        fusion: Fusion,
+        backend: str | None = None,
+        strategy: str | None = None,
+        *,
+        save: Save = "auto",
+        effort: str | None = None,
+        tune: str | None = None,
+        policy: Policy | None = None,
+        **options: Any,
     ) -> None:
         if backend is not None and backend not in BACKENDS:
             raise BackendError(f"no backend is called {backend!r}; there are {', '.join(BACKENDS)}")
@@ -378,11 +485,14 @@ class Compiled:
             raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
         check_save(save)
         self.fusion, self.backend, self.strategy, self.options, self.save = fusion, backend, strategy, options, save
+        self.policy = policy or Policy(tune, effort)
         self.binder = Binder(fusion)
         # Raises, before anything is built, if no values can hold a result.
         self.results = tuple(ResultReader(self.binder, view) for view in fusion.results)
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
-        self.stages = tuple(FusionStage(self, s) if isinstance(s, TileProgram) else s for s in stages(fusion))
+        cut = stages(fusion)
+        shares = sum(isinstance(s, TileProgram) for s in cut)
+        self.stages = tuple(FusionStage(self, s, shares) if isinstance(s, TileProgram) else s for s in cut)
         self.hand = schedule_of(fusion) if strategy is None and fusion.schedule is not None else None
         for stage in self.stages:
             if isinstance(stage, FusionStage) and self.hand is not None:
@@ -508,7 +618,7 @@ class Compiled:
 
     def _like_this(self, fusion: Fusion) -> Compiled:
         """Another fusion, compiled in the same way."""
-        return Compiled(fusion, self.backend, self.strategy, save=self.save, **self.options)
+        return Compiled(fusion, self.backend, self.strategy, save=self.save, policy=self.policy, **self.options)
 
     def once(
         self,
@@ -542,7 +652,7 @@ class Compiled:
         keep: Sequence[object],
         known: KnownRows,
     ) -> Binding:
-        call = self.binder.bind(args, known)
+        call = self._called(args, known, hints)
         clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
         ready = None if self._whole is None or not clean else self._whole.bound(call)
         indices = None if ready is None else self._index_places(ready, args, sources)
@@ -603,7 +713,7 @@ class Compiled:
     ) -> Any:
         """Runs a call without a binding: the first with these rows, or one that must be bound anew every time (stages with
         computed extents, checks of indices, arguments that must be copied first). `again` if there may be others like it."""
-        call = self.binder.bind(args, known)
+        call = self._called(args, known, hints)
         if self._whole is None:
             call, env = self._run_stages(call)
             read = tuple([reader(call) for reader in self.results])
@@ -618,11 +728,17 @@ class Compiled:
             del results[count:]
         return finish(results)
 
+    def _called(self, args: Sequence[Any], known: KnownRows, hints: tuple[Structure, Hints] | None) -> BoundCall:
+        call = self.binder.bind(args, known)
+        if hints is not None:
+            call.hints = hints[1]
+        return call
+
     def _run_stages(
         self, call: BoundCall, seen: Callable[[Prepared], None] = lambda _: None
     ) -> tuple[BoundCall, dict[str, torch.Tensor]]:
         computed: dict[str, torch.Tensor] = {}
-        call = BoundCall(call.args, call.numbers, call.device, call.known, computed)
+        call = BoundCall(call.args, call.numbers, call.device, call.known, computed, hints=call.hints)
         env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
         self.binder.check(call)
         for stage in self.stages:
@@ -655,10 +771,11 @@ class Compiled:
         """The `Prepared` of every stage of a call; runs earlier stages, because later ones need their results."""
         plain, ragged = self._plain(args)
         call = self.binder.bind(self._seeded(plain), known_rows(ragged))
-        if self._whole is not None:
-            return [self._whole.prepared(call)]
         found: list[Prepared] = []
-        self._run_stages(call, found.append)
+        with paused():
+            if self._whole is not None:
+                return [self._whole.prepared(call)]
+            self._run_stages(call, found.append)
         return found
 
     def executables(self, *args: Any) -> list[CppExecutable | TensorExecutable]:

@@ -6,7 +6,7 @@ In: the process environment. Out: `current()`, a frozen record read once at impo
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from serrate import logs
@@ -14,6 +14,8 @@ from serrate.errors import SettingError, choices
 
 LOGS = (*logs.LEVELS, *logs.TOPICS)
 BACKENDS = ("reference", "cpp", "triton")
+TUNE = ("first_call", "background", "never")
+EFFORTS = ("none", "quick", "full")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,16 @@ class Settings:
     cxx: str | None
     """`CXX`: the C++ compiler; by default g++, then clang++. Part of the cache key."""
 
+    tune: str = "first_call"
+    """`SERRATE_TUNE`: when programs are tuned that do not say it themselves: `first_call`, `background` or `never`. Chooses which
+    code is generated."""
+
+    effort: str = "quick"
+    """`SERRATE_EFFORT`: how long they are tuned: `none`, `quick` or `full`. Chooses which code is generated."""
+
+    plans: object = field(default_factory=object, compare=False, repr=False)
+    """Part of the key of every binding: replaced when the backend changes, and when tuning replaces a plan that is in use."""
+
 
 def _read() -> Settings:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -51,6 +63,11 @@ def _read() -> Settings:
     backend = os.environ.get("SERRATE_BACKEND") or None
     if backend is not None and backend not in BACKENDS:
         raise SettingError(f"SERRATE_BACKEND={backend} is not a backend: {choices(backend, BACKENDS)}")
+    tune, effort = os.environ.get("SERRATE_TUNE") or TUNE[0], os.environ.get("SERRATE_EFFORT") or "quick"
+    if tune not in TUNE:
+        raise SettingError(f"SERRATE_TUNE={tune}: {choices(tune, TUNE)}")
+    if effort not in EFFORTS:
+        raise SettingError(f"SERRATE_EFFORT={effort}: {choices(effort, EFFORTS)}")
     check = os.environ.get("SERRATE_CHECK") or "0"
     if check not in ("0", "1"):
         raise SettingError(f"SERRATE_CHECK must be 0 or 1, got {check}")
@@ -60,6 +77,8 @@ def _read() -> Settings:
         backend=backend,
         check=check == "1",
         cxx=os.environ.get("CXX") or None,
+        tune=tune,
+        effort=effort,
     )
 
 
@@ -75,6 +94,14 @@ def current() -> Settings:
 def reload() -> Settings:
     """Reads the environment again; for tests, and for programs that set variables after importing serrate."""
     global _current
-    _current = _read()
+    new = _read()
+    # Tests read the environment often, and bindings depend on the backend alone.
+    _current = replace(new, plans=_current.plans) if new.backend == _current.backend else new
     logs.configure(_current.log)
     return _current
+
+
+def replan() -> None:
+    """Makes calls look for their plans again: bindings that hold other ones are no longer found."""
+    global _current
+    _current = replace(_current, plans=object())

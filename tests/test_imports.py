@@ -16,6 +16,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "serrate"
 
 ORDER = (
+    "version",
     "errors",
     "logs",
     "settings",
@@ -30,7 +31,7 @@ ORDER = (
     "lower",
     "codegen",
     "runtime",
-    "tune",
+    "tuner",
     "autograd",
     "engine",
     "tiles",
@@ -194,7 +195,7 @@ def test_no_star_imports() -> None:
         ("import serrate.language as hl", False),
         ("from .. import lower", False),
         ("from ..lower.passes import run", False),
-        ("def f():\n    import serrate.tune", False),
+        ("def f():\n    import serrate.tuner", False),
     ],
 )
 def test_the_check_tells_directions_apart(tmp_path: Path, statement: str, allowed: bool) -> None:

@@ -30,6 +30,7 @@ from serrate.tensor import moving
 from serrate.tensor.moving import BITS
 from serrate.tensor.rows import running_sum
 from serrate.tensor.sync import on_host
+from serrate.tuner.policy import EAGER
 
 SMALLEST = 1 << 20
 """Below this many bytes, torch's indexing is as fast: it is slower per position, but has less overhead."""
@@ -120,7 +121,7 @@ def _pack_program(
     with Fusion("pack_runs") as fusion:
         rows, dim = _rows(fusion, dtype, before, after, starts, lengths)
         fusion.output(ops.as_flattened(ops.set(rows), component_dim=dim, ragged_dim=dim + 1))
-    return Compiled(fusion, strategy=strategy)
+    return Compiled(fusion, strategy=strategy, policy=EAGER)
 
 
 @functools.cache
@@ -139,7 +140,7 @@ def _gather_program(dtype: torch.dtype, before: bool, after: int, starts: torch.
         rows = pulled(fusion, dtype, (*outer, component, row, *inner), values.at((*outer, read, *inner)))
         fusion.output(ops.as_flattened(rows, component_dim=dim, ragged_dim=dim + 1))
     if after > 1:
-        return Compiled(fusion)
+        return Compiled(fusion, policy=EAGER)
     # Nothing is reduced, so a block is a piece: as many loads as possible are in flight.
     block = GPU.move_bytes // dtype.itemsize
     return Compiled(fusion, strategy="persistent_dynamic", tile=block, chunk=block, warps=GPU.warps)
@@ -151,7 +152,7 @@ def _pad_program(dtype: torch.dtype, before: bool, after: int, starts: torch.dty
         rows, _ = _rows(fusion, dtype, before, after, starts, lengths)
         fill, rooms = fusion.input((1,), dtype), fusion.input((None,), torch.uint8)
         fusion.output(padded_over(rows, rooms.domains, fill))
-    return Compiled(fusion)
+    return Compiled(fusion, policy=EAGER)
 
 
 def _rows(

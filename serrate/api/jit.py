@@ -42,6 +42,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.torch_private import has_tangent, in_dual_level
+from serrate.tuner.policy import EAGER, USUAL, Policy
 
 KINDS = 64
 """The most signatures for which a function keeps programs; the least recently used is dropped first."""
@@ -153,12 +154,14 @@ class Jitted:
         *,
         alone: bool = False,
         save: Save = "auto",
+        policy: Policy | None = None,
     ) -> None:
         check_save(save)
+        policy = policy or (EAGER if alone else USUAL)
         functools.update_wrapper(self, function, updated=())
         self.fn = function
-        self._compiled = functools.partial(Compiled, backend=backend, strategy=strategy, save=save)
-        self._same = functools.partial(Jitted, backend=backend, strategy=strategy, save=save)
+        self._compiled = functools.partial(Compiled, backend=backend, strategy=strategy, save=save, policy=policy)
+        self._same = functools.partial(Jitted, backend=backend, strategy=strategy, save=save, policy=policy)
         # An eager operation reads nothing but its arguments.
         self._alone = alone
         self._fast = FastPath(STATES, *([FunctionState(function, None)] if alone else []))
@@ -505,6 +508,8 @@ def jit(
     backend: str | None = None,
     strategy: str | None = None,
     save: Save = "auto",
+    effort: str | None = None,
+    tune: str | None = None,
 ) -> Any:
     """Traces a function over JaggedTensors and Tensors, compiles it, and runs it without padding.
 
@@ -515,6 +520,9 @@ def jit(
     `save` says what a call keeps for its gradients besides its arguments: results of reductions ("auto"), everything that the
     backward program reads ("all"), or nothing ("inputs"); the rest is computed again.
 
+    Where no strategy is named, plans are measured on the first call with arguments of a new kind, and the fastest is remembered:
+    `effort` is "none", "quick" (3 s per program on a CPU) or "full"; `tune` is "first_call", "background" or "never".
+
     >>> from serrate import JaggedTensor, jit
     >>> @jit
     ... def center(jt):
@@ -523,6 +531,7 @@ def jit(
     tensor([[-1.],
             [ 1.]])
     """
+    policy = Policy(tune, effort)
     if function is None:
-        return lambda f: Jitted(f, backend, strategy, save=save)
-    return Jitted(function, backend, strategy, save=save)
+        return lambda f: Jitted(f, backend, strategy, save=save, policy=policy)
+    return Jitted(function, backend, strategy, save=save, policy=policy)

@@ -22,10 +22,11 @@ from serrate.modes import is_batch_invariant
 from serrate.schedule.heuristic import invariant
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU
+from serrate.settings import EFFORTS
 from serrate.tiles.host import CompiledKernel
 from serrate.tiles.stage import Options, Variant
+from serrate.tuner.policy import USUAL, Policy
 
-EFFORTS = ("none", "quick", "full")
 BACKENDS = ("cpp", "reference", "triton")
 FOR_GPUS = (
     "flatten_loops", "indexing", "l2_groupings", "load_eviction_policies", "loop_orders", "num_stages", "num_warps", "pid_type",
@@ -34,7 +35,7 @@ FOR_GPUS = (
 )  # fmt: skip
 """Helion's other configuration keys; they have no effect yet."""
 SETTINGS = (
-    "allow_warp_specialize", "autotune_accuracy_check", "autotune_compile_timeout", "autotune_effort", "autotune_log_level",
+    "allow_warp_specialize", "autotune_accuracy_check", "autotune_compile_timeout", "autotune_log_level",
     "autotune_max_generations", "autotune_precompile", "autotune_random_seed", "debug_dtype_asserts", "dot_precision",
     "ignore_warnings", "index_dtype", "print_output_code", "use_default_config",
 )  # fmt: skip
@@ -106,7 +107,11 @@ class Kernel:
     """
 
     def __init__(
-        self, function: Callable[..., Any], config: Config, asked: Mapping[str, Any] = types.MappingProxyType({})
+        self,
+        function: Callable[..., Any],
+        config: Config,
+        asked: Mapping[str, Any] = types.MappingProxyType({}),
+        policy: Policy = USUAL,
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self.fn = function
@@ -114,6 +119,8 @@ class Kernel:
         self.config = config
         self.asked = dict(asked)
         """Other arguments of the decorator."""
+        self.policy = policy
+        """When plans are measured."""
         self._compiled: dict[tuple[str | None, bool], CompiledKernel] = {}
         self._now: tuple[settings.Settings | None, bool, CompiledKernel | None] = (None, False, None)
         """The settings and the mode at the last call, and the compiled kernel for them; None for the interpreter."""
@@ -138,16 +145,16 @@ class Kernel:
             strategy, static = self.config.strategy, self.asked.get("static_shapes")
             if alone:
                 strategy, _ = invariant(strategy, {}, CPU, self.fn.__name__)
-            options = Options(strategy, backend, self.config.block_sizes, static_shapes=static, alone=alone, **others)
+            options = Options(
+                strategy, backend, self.config.block_sizes, static_shapes=static, alone=alone, policy=self.policy, **others
+            )
             # Concurrent threads all get the one that was created first.
             self._compiled.setdefault((backend, alone), CompiledKernel(self.fn, options))
         return self._compiled[backend, alone]
 
     def _without_effect(self) -> dict[str, Any]:
         """Requested settings that do nothing."""
-        asked = {**self.config.others, **self.asked}
-        usual = {"autotune_effort": "none"}
-        return {n: x for n, x in asked.items() if n not in ("lanes", "static_shapes") and (n not in usual or usual[n] != x)}
+        return {n: x for n, x in {**self.config.others, **self.asked}.items() if n not in ("lanes", "static_shapes")}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         read, alone, compiled = self._now
@@ -164,7 +171,10 @@ class Kernel:
 
     def _chosen(self) -> tuple[settings.Settings, bool, CompiledKernel | None]:
         now = settings.current()
-        return now, is_batch_invariant(), None if now.check else self._on(now.backend)
+        compiled = None if now.check else self._on(now.backend)
+        if compiled is not None:
+            compiled.refresh()
+        return now, is_batch_invariant(), compiled
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments; nothing is run.
@@ -223,9 +233,9 @@ class DifferentiableKernel(Kernel):
     """A kernel with a backward kernel. Created by `serrate.kernel(backward=...)`."""
 
     def __init__(
-        self, function: Callable[..., Any], config: Config, asked: Mapping[str, Any], backward: Callable[..., Any]
+        self, function: Callable[..., Any], config: Config, asked: Mapping[str, Any], policy: Policy, backward: Callable[..., Any]
     ) -> None:
-        super().__init__(function, config, asked)
+        super().__init__(function, config, asked, policy)
         self.backward = backward
         """What computes the gradients."""
         self._pair = KernelPair(function.__name__, super().__call__, function, backward)
@@ -242,7 +252,9 @@ def kernel(
     strategy: str | None = None,
     jagged_strategy: str | None = None,
     static_shapes: bool | None = None,
+    effort: str | None = None,
     autotune_effort: str | None = None,
+    tune: str | None = None,
     **others: Any,
 ) -> Any:
     """A decorator, with or without arguments, for functions with loops over tiles (`serrate.language`).
@@ -251,6 +263,9 @@ def kernel(
     ragged rows become loops, and `config` fixes block sizes; neither changes the meaning of a kernel. Sizes are compiled in
     until they change; `static_shapes=True` always compiles them in, `static_shapes=False` never, unless the kernel needs one.
     Helion's other settings are accepted and have no effect, as in `Config`.
+
+    Where no strategy is named, plans are measured on the first call with arguments of a new kind, and the fastest is remembered:
+    `effort` (or `autotune_effort`) is "none", "quick" (3 s on a CPU) or "full"; `tune` is "first_call", "background" or "never".
 
     `backward` computes gradients: a kernel, or any function, that gets the arguments, the results and the gradients of the
     results, and returns one gradient for each argument that is a floating-point tensor.
@@ -271,22 +286,24 @@ def kernel(
     """
     if autotune_effort is not None and autotune_effort not in EFFORTS:
         raise CallError(f"autotune_effort={autotune_effort!r}: {choices(autotune_effort, EFFORTS)}")
+    policy = Policy(tune, effort if effort is not None else autotune_effort)
     if static_shapes not in (None, True, False):
         raise CallError(f"static_shapes is True, False or None: got {static_shapes!r}")
     for name in others.keys() - {*SETTINGS, *_KNOWN}:
-        known = ("backward", "config", "strategy", "jagged_strategy", "static_shapes", *SETTINGS, *_KNOWN)
+        own = ("backward", "config", "strategy", "jagged_strategy", "static_shapes", "effort", "autotune_effort", "tune")
+        known = (*own, *SETTINGS, *_KNOWN)
         raise CallError(f"serrate.kernel takes no {name}: {choices(name, known)}")
     base = config or Config()
     if not isinstance(base, Config):
         raise CallError(f"config= is a serrate.Config, not a {type(base).__name__}")
     chosen = _strategy(strategy, jagged_strategy) or base.strategy
     of_config = {name: value for name, value in others.items() if name in _KNOWN}
-    given = {"static_shapes": static_shapes, "autotune_effort": autotune_effort, **others}
+    given = {"static_shapes": static_shapes, **others}
     asked = {name: value for name, value in given.items() if value is not None and name not in _KNOWN}
     made = Config(block_sizes=base.block_sizes, strategy=chosen, **base.others | of_config)
     if backward is None:
-        return Kernel(function, made, asked) if function is not None else lambda f: Kernel(f, made, asked)
+        return Kernel(function, made, asked, policy) if function is not None else lambda f: Kernel(f, made, asked, policy)
     check_backward(backward)
     if function is not None:
-        return DifferentiableKernel(function, made, asked, backward)
-    return lambda f: DifferentiableKernel(f, made, asked, backward)
+        return DifferentiableKernel(function, made, asked, policy, backward)
+    return lambda f: DifferentiableKernel(f, made, asked, policy, backward)

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from serrate import __version__
 from serrate.cli import bench, cache, demo, doctor
 from serrate.errors import SerrateError
+from serrate.version import VERSION
 
 app = typer.Typer(name="serrate", help="A ragged-tensor compiler for PyTorch.", no_args_is_help=True, add_completion=False)
 app.command("demo")(demo.demo)
@@ -25,7 +25,7 @@ app.add_typer(cache.app, name="cache")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"serrate {__version__}")
+        typer.echo(f"serrate {VERSION}")
         raise typer.Exit
 
 

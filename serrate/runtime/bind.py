@@ -42,6 +42,7 @@ from serrate.runtime.memory import InMemory, Scratch
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.validate import CheckTime, check_lengths, check_products, check_starts, check_time, run_check
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, is_host, on_host
 
@@ -77,6 +78,8 @@ class BoundCall:
     """The results of earlier stages, by name; None if there is one stage."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """What was derived in this call. Computed tensors are new in every call, and so is everything derived from them."""
+    hints: Hints = NO_HINTS
+    """Those of the first ragged argument."""
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
         """What `make` returns for these tensors: cached with them, or only for this call if one of them was computed."""
@@ -495,6 +498,15 @@ class Binder(Arguments):
             return self.structure(call, (self.offsets_of(ragged),), total).known_max_length()
         return self.longest(call, ragged) if is_host(call.device) else None
 
+    def known_variation(self, call: BoundCall, ragged: RaggedIterDomain) -> float | None:
+        """The standard deviation of the lengths of rows over their mean, if nothing needs to be copied to the host to say it."""
+        place, total = self._offsets_place(ragged)
+        if place in call.known.levels:
+            return known_variation(*call.known.levels[place])
+        if total is None or not is_host(call.device):
+            return None
+        return known_variation(*self.structure(call, (self.offsets_of(ragged),), total).at(-1))
+
     def longest(self, call: BoundCall, ragged: RaggedIterDomain) -> int:
         """The length of the longest row."""
         why = f"the longest row of {ragged.name}"
@@ -529,6 +541,15 @@ def known_longest(rows: Rows, level: int) -> int | None:
     if found is None and on_host(rows.offsets[level]):
         return rows.max_length(level, "max_length")
     return None if found is None else int(found)
+
+
+def known_variation(rows: Rows, level: int) -> float | None:
+    """The standard deviation of a level's lengths over their mean, if nothing needs to be copied to the host to say it."""
+    if rows.known("variance", level) is None and not on_host(rows.offsets[level]):
+        return None
+    why = "the variance of lengths"
+    mean = rows.total(level, why) / max(rows.num_rows(level), 1)
+    return float(rows.variance(level, why) ** 0.5 / mean) if mean else 0.0
 
 
 def known_key(size: int) -> tuple[object, ...]:

@@ -84,7 +84,7 @@ def key_of(
     leaves instead of part of the key.
     """
     if key is None:
-        key = [get_num_threads(), is_grad_enabled(), settings.current().backend, is_batch_invariant()]
+        key = [get_num_threads(), is_grad_enabled(), settings.current().plans, is_batch_invariant()]
     on_device: torch.Tensor | None = None
     for value in values:
         kind = type(value)

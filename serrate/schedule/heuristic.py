@@ -14,7 +14,7 @@ bimodal lengths have a density of 0.1, and run as fast whole as in pieces, as lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serrate.errors import InvarianceError
@@ -56,8 +56,11 @@ SHARES = 64
 """A row with more than 1/64 of all positions is a large share: with 64 workers, or even 16, the others wait for it."""
 
 
-def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, product: bool = False) -> tuple[str, dict[str, int]]:
-    """A strategy and its options; `workers` is the number of workers of a GPU.
+def choose(
+    rows: RowStatistics | None, target: Target, workers: int = 1, *, product: bool = False, distribution: str | None = None
+) -> tuple[str, dict[str, int]]:
+    """A strategy and its options; `workers` is the number of workers of a GPU. What the user says about the `distribution` of
+    lengths counts more than what is known about those of this call: it is said about calls to come.
 
     >>> from serrate.schedule.target import CPU
     >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU)
@@ -66,9 +69,15 @@ def choose(rows: RowStatistics | None, target: Target, workers: int = 1, *, prod
     ('persistent_dynamic', {})
     >>> choose(RowStatistics(100_000, 300_000, 4, 4), CPU)
     ('masked', {})
+    >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU, distribution="giant")
+    ('persistent_dynamic', {})
     """
     if rows is None:
         return "maskless", {}
+    if distribution == "giant":
+        return "persistent_dynamic", {} if product or not target.many_workers else _of_numbers(rows)
+    if distribution == "uniform":
+        rows = replace(rows, longest=-(-rows.total // max(rows.count, 1)))
     if target.many_workers and (product or rows.longest is None or rows.count < 2 * workers or waits(rows, target, workers)):
         return "persistent_dynamic", {} if product else _of_numbers(rows)
     if target.many_workers and "rows" in (sizes := _of_numbers(rows)):

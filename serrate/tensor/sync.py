@@ -83,6 +83,16 @@ def may_copy(tensor: Tensor) -> bool:
     return on_host(tensor) or (_mode.get() is _Mode.FREE and not tensor.is_meta)
 
 
+def may_wait() -> bool:
+    """Whether the host may wait for a device: not in `no_sync()`.
+
+    >>> with no_sync():
+    ...     may_wait()
+    False
+    """
+    return _mode.get() is _Mode.FREE
+
+
 def host_copy(tensor: Tensor, why: str) -> Tensor:
     """The tensor on the CPU (itself if it is already there); `why` names the operation in the SyncError.
 

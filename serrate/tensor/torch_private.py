@@ -167,3 +167,14 @@ def operators_watched(seen: Callable[[Any, Any], None]) -> AbstractContextManage
 
     mode: AbstractContextManager[Any] = type("OperatorsWatched", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
     return mode
+
+
+def default_store() -> Any | None:
+    """The store that the default process group was started with; torch has no public function for it. None without a group.
+
+    >>> default_store() is None
+    True
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.distributed_c10d._get_default_store()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from serrate import settings
 from serrate.errors import CallError, KernelError, choices
 from serrate.frontend.kernel.machine import (
     BlockSize,
@@ -86,9 +87,10 @@ class CompiledKernel:
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
         if not isinstance(function, types.FunctionType):
             raise KernelError(f"@serrate.kernel takes a plain function, not a {type(function).__name__}")
-        self._function, self._options = function, options
+        self._function, self._plans = function, settings.current().plans
         with making:
             self._parts = split(function)
+            options = self._options = replace(options, shares=len(self._parts.loops))
             self.sites = [self._made(number, options) for number in range(len(self._parts.loops))]
             # Loops that take block sizes from the configuration first look up which.
             by_number = [functools.partial(self._launch, number) for number in range(len(self.sites))]
@@ -100,7 +102,17 @@ class CompiledKernel:
         self._later_sites: dict[tuple[int, int], LaunchSite] = {}
         """Device loops before which a call registered block sizes; the loops take the next ones of the configuration."""
 
+    def refresh(self) -> None:
+        """Drops all bindings if plans were replaced since the last call. They are not part of the keys of launches, which are
+        made for every loop of a call."""
+        plans = settings.current().plans
+        if plans is not self._plans:
+            self._plans = plans
+            for site in (*self.sites, *self._later_sites.values()):
+                site.forget()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.refresh()
         token = activate(self.machine)
         try:
             return self.host(*args, **kwargs)

@@ -132,6 +132,11 @@ class LaunchSite:
             _note_blocks(form, objects)
         return tuple(form)
 
+    def forget(self) -> None:
+        """Drops all bindings: the plans they hold were replaced."""
+        for state in (self._without, *self._fast.states):
+            state.bindings = OrderedDict()
+
     def _settle(self) -> bool:
         """Removes outer names whose attributes are not read from the keys; returns whether there are any."""
         names, free = self.function.__globals__, self.function.__code__.co_freevars

@@ -20,6 +20,7 @@ from serrate.ir.values import Tensor
 from serrate.runtime.bind import Arguments, BoundCall
 from serrate.runtime.dispatch import Doubles
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tiles.trace import Trace
 
 Path = tuple[Any, ...]
@@ -205,6 +206,10 @@ class ArgumentSources:
     def structures(self, items: Items) -> list[Structure]:
         """The structures of the ragged tensors of a call."""
         return [items[k].structure for k in self._ragged]
+
+    def hints(self, items: Items) -> Hints:
+        """The hints of the first ragged tensor of a call that has any."""
+        return next((items[k].hints for k in self._ragged if items[k].hints is not NO_HINTS), NO_HINTS)
 
     def given(self, tensors: Iterable[Tensor]) -> list[TensorSource]:
         """Where tensors that the loop uses are found."""

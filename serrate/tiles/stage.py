@@ -10,17 +10,17 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from serrate import logs
 from serrate.engine import BuiltProgram, CompiledStage, default_backend
 from serrate.errors import KernelError, StrategyError
-from serrate.ir.loops import Declare, LoopProgram, nodes
+from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, nodes, values_of
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Tensor
-from serrate.runtime.bind import BoundCall
+from serrate.runtime.bind import BoundCall, known_variation
 from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound
 from serrate.runtime.launch import CppExecutable, Executable
 from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, waits
@@ -30,6 +30,9 @@ from serrate.schedule.target import CPU, Target
 from serrate.tensor.structure import Structure
 from serrate.tiles.aliasing import Aliasing
 from serrate.tiles.sources import ArgumentSources, Items, TensorSource
+from serrate.tuner.candidates import Candidate
+from serrate.tuner.laboratory import CopyArena
+from serrate.tuner.policy import NEVER, Policy, paused
 
 log = logs.logger("plan")
 
@@ -49,8 +52,14 @@ class Options:
     alone: bool = False
     """Whether the bits of a row must depend on that row alone. Only widths of ragged tensors are compiled in then, because other
     sizes may depend on the batch, and additions in no fixed order are refused."""
+    policy: Policy = NEVER
+    """When plans are measured."""
+    shares: int = 1
+    """How many device loops share a budget for tuning."""
 
 
+ONLY_IF_CUT = "only_if_cut"
+"""An option of the usual choice: rows stay whole if they cannot be cut."""
 ROOM = 1 << 28
 """The most bytes that the values of one tile may take in each thread."""
 
@@ -73,8 +82,10 @@ POSITION_BYTES = 64
 """Assumed bytes per position of a row: one program may process tensors of different widths over one structure."""
 
 
-def _waits(structure: Structure) -> bool:
-    """Whether threads would wait for one long row unless it is cut."""
+def _waits(structure: Structure, distribution: str | None) -> bool:
+    """Whether threads would wait for one long row unless it is cut, as far as is known, or as the user says."""
+    if distribution is not None:
+        return distribution == "giant" and structure.levels == 1
     longest = structure.known_max_length()
     if longest is None:
         # On a device nothing is copied to the host only to choose a plan: whatever the rows are, cutting has no worst case.
@@ -83,6 +94,25 @@ def _waits(structure: Structure) -> bool:
         return False
     total = structure.total_elements(why="how rows are shared out")
     return waits(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)
+
+
+def _statistics(structure: Structure) -> RowStatistics | None:
+    """What the host knows about rows; None if it does not know how many elements they have."""
+    longest = structure.known_max_length()
+    if longest is None or structure.levels != 1:
+        return None
+    return RowStatistics(structure.num_rows(), structure.total_elements(why="a plan"), longest, POSITION_BYTES)
+
+
+def _accumulates(program: LoopProgram) -> bool:
+    """Whether a program reads what it stores to, or adds to it."""
+    stored = set(program.outputs)
+    for node in (n for kernel in program.kernels for n in nodes(kernel.body)):
+        if isinstance(node, Write) and node.add:
+            return True
+        if isinstance(node, Block) and any(isinstance(v, Load) and v.tensor in stored for x in values_of(node) for v in x.walk()):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -116,7 +146,7 @@ class LoopStage(CompiledStage):
     """The program of a device loop for one signature."""
 
     def __init__(self, name: str, program: TileProgram, sources: ArgumentSources, options: Options) -> None:
-        super().__init__(program, sources.arguments)
+        super().__init__(program, sources.arguments, options.policy, options.shares)
         self.name, self._sources, self._options = name, sources, options
         self._backend = options.backend or default_backend(sources.device)
         self.reasons: tuple[str, ...] = ()
@@ -130,39 +160,61 @@ class LoopStage(CompiledStage):
         # Tensors it stores to belong to the caller.
         return program.scratch
 
-    def planned(self, strategy: str, options: dict[str, Any], target: Target) -> Plan:
-        lanes = self._options.lanes
-        if not options:
-            return plan(self.naive, strategy, target, lanes)
+    def planned(self, chosen: Candidate, target: Target) -> Plan:
+        options, lanes = dict(chosen.options), dict(chosen.lanes) | self._options.lanes
+        if not options.pop(ONLY_IF_CUT, False):
+            return plan(self.naive, chosen.strategy, target, lanes, **options)
         try:
-            chosen = plan(self.naive, strategy, target, lanes)
-            if any(step.primitive in ("cut", "combine") for step in chosen.steps):
-                return chosen
-            why = chosen.reasons[-1]
+            found = plan(self.naive, chosen.strategy, target, lanes, **options)
+            if any(step.primitive in ("cut", "combine") for step in found.steps):
+                return found
+            why = found.reasons[-1]
         except StrategyError as error:
             why = str(error)
         log.debug("%s: one row has most of the work, and stays whole: %s", self.name, why)
         return plan(self.naive, "maskless", target, lanes)
 
-    def _build(self, call: BoundCall, backend: str, strategy: str, options: dict[str, Any]) -> BuiltProgram:
-        built = super()._build(call, backend, strategy, options)
+    def fixed(self) -> tuple[str, ...]:
+        return tuple(self._options.lanes)
+
+    def _build(self, call: BoundCall, backend: str, chosen: Plan) -> BuiltProgram:
+        built = super()._build(call, backend, chosen)
         _require_room(built.executable.program)
         return built
 
     def _prepared(self, items: Items) -> Prepared:
         call = self._sources.call(items)
-        return self.prepare(call, self.built(call, self._backend, *self._choice(items)))
-
-    def _choice(self, items: Items) -> tuple[str, dict[str, Any]]:
         if self._options.strategy is not None:
-            return self._options.strategy, {}
+            return self.prepare(call, self.built(call, self._backend, Candidate(self._options.strategy)))
+        structures = self._sources.structures(items)
+        call.hints = self._sources.hints(items)
         # Only if rows can be cut; otherwise there are no pieces to distribute.
-        last = None
-        for structure in self._sources.structures(items):
-            if structure is not last and _waits(structure):
-                return "persistent_dynamic", {"only_if_cut": True}
+        usual, last = Candidate("maskless"), None
+        for structure in structures:
+            if structure is not last and _waits(structure, call.hints.distribution):
+                usual = Candidate("persistent_dynamic", ((ONLY_IF_CUT, True),))
+                break
             last = structure
-        return "maskless", {}
+        first = structures[0] if structures else None
+        rows = None if first is None else _statistics(first)
+
+        def variation() -> float | None:
+            return None if first is None else known_variation(*first.at(-1))
+
+        def arena(copies: bool) -> CopyArena:
+            return self._arena(items, call, usual, copies)
+
+        return self.prepare(
+            call, self.built_or(call, self._backend, self.chosen(call, self._backend, usual, rows, variation, arena), usual)
+        )
+
+    def _arena(self, items: Items, call: BoundCall, usual: Candidate, copies: bool) -> CopyArena:
+        """Copies of the memory that the program stores to, which is the caller's."""
+        executable = self.built(call, self._backend, usual).executable
+        program = executable.program
+        given = [each.now(items).contiguous() for each in self._given_to(executable).tensors]
+        written = [k >= len(program.inputs) for k in range(len(given))]
+        return CopyArena(given, written, call.device, accumulates=_accumulates(program), copies=copies)
 
     def _given_to(self, executable: Executable) -> TensorSources:
         found = self._given.get(executable)
@@ -178,7 +230,8 @@ class LoopStage(CompiledStage):
 
     def variant(self, items: Items) -> Variant:
         """The program as it is built for these arguments."""
-        ready = self._prepared(items)
+        with paused():
+            ready = self._prepared(items)
         return Variant(self.naive, functools.reduce(Plan.because, self.reasons, ready.plan), ready.executable)
 
     def bind(self, items: Items) -> Binding | None:
@@ -203,7 +256,8 @@ class LoopStage(CompiledStage):
 
     def ready(self, items: Items) -> Callable[[], None]:
         """The program bound to exactly these arguments, for timing it without the cost of a call."""
-        ready = self._prepared(items)
+        with paused():
+            ready = self._prepared(items)
         program = ready.executable.program
         if not program.kernels:
             return lambda: None

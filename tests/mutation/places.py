@@ -779,8 +779,8 @@ CALLS = [
     *_of(
         "serrate/runtime/dispatch.py",
         JIT,
-        ("settings.current().backend, is_batch_invariant()]", "is_batch_invariant()]", ("tests/test_calls.py",)),
-        ("settings.current().backend, is_batch_invariant()]", "settings.current().backend]", INVARIANCE),
+        ("settings.current().plans, is_batch_invariant()]", "is_batch_invariant()]", ("tests/test_calls.py",)),
+        ("settings.current().plans, is_batch_invariant()]", "settings.current().plans]", INVARIANCE),
         ("[get_num_threads(), is_grad_enabled()", "[is_grad_enabled()", ("tests/language/test_calls.py",)),
         ("key += rows.versions()", "pass"),
         ("own.dtype, own.ndim, structure.form, number(value))", "own.dtype, own.ndim, number(value))", NEW_OFFSETS),
@@ -822,7 +822,7 @@ CALLS = [
         (*JIT, "tests/engine/test_specialisation.py"),
         ("key = (self._number, call.numbers, call.device,", "key = (self._number, call.device,"),
         ("key = (self._number, call.numbers, call.device,", "key = (call.numbers, call.device,"),
-        ("settings.current().backend, is_batch_invariant())", "settings.current().backend)", INVARIANCE),
+        ("(settings.current().plans, is_batch_invariant(), is_paused())", "(settings.current().plans, is_paused())", INVARIANCE),
         ("        if is_batch_invariant():\n", "        if False:\n", INVARIANCE),
     ),
     *_of(

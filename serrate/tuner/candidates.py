@@ -1,0 +1,157 @@
+"""Candidates: the plans that may be tried for a program.
+
+In: a program, a target and the choice that is made without measuring. Out: candidates. `Space.openings` has every strategy once,
+`Space.variants` the neighbours of a candidate: other tile sizes, other warps. Whether a candidate is legal shows when it is
+planned; one that is not carries the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from serrate.ir.tile import TileProgram
+from serrate.schedule.sizes import sizes
+from serrate.schedule.strategies import STRATEGIES
+from serrate.schedule.target import Target
+from serrate.tensor.hints import NO_HINTS, Hints
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a plan is made from.
+
+    >>> print(Candidate("masked", (("rows", 16),)), Candidate("maskless", lanes=(("k", 64),)))
+    masked(rows=16) maskless(k=64)
+    """
+
+    strategy: str
+    options: Sizes = ()
+    """Options of the strategy, in the order in which they were given."""
+    lanes: Sizes = ()
+    """Tile sizes of a kernel, by axis name."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON; `candidate_of` reads it.
+
+        >>> candidate_of(Candidate("masked", (("rows", 16),)).as_dict())
+        Candidate(strategy='masked', options=(('rows', 16),), lanes=())
+        """
+        return {"strategy": self.strategy, "options": dict(self.options), "lanes": dict(self.lanes)}
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={value}" for name, value in (*self.options, *self.lanes))
+        return f"{self.strategy}({given})" if given else self.strategy
+
+
+def candidate_of(given: Mapping[str, Any]) -> Candidate:
+    """A candidate from JSON; raises ValueError if it is not one."""
+    strategy, options, lanes = given.get("strategy"), given.get("options"), given.get("lanes")
+    if strategy not in STRATEGIES or not isinstance(options, dict) or not isinstance(lanes, dict):
+        raise ValueError(f"not a candidate: {given!r}")
+    if any(not isinstance(size, int) for size in (*options.values(), *lanes.values())):
+        raise ValueError(f"the options of a candidate are numbers: {given!r}")
+    return Candidate(strategy, tuple(options.items()), tuple(lanes.items()))
+
+
+@dataclass(frozen=True)
+class TileGroup:
+    """Axes of a kernel with the same extent, whose tiles change together."""
+
+    names: tuple[str, ...]
+    usual: int
+    most: int | None
+    """The extent, if it is compiled in."""
+
+
+ON_CPU: dict[str, dict[str, tuple[int | bool, ...]]] = {
+    "maskless": {"keep_rows": (True, False), "tile": (32, 512)},
+    "masked": {"rows": (4, 16)},
+    "persistent_dynamic": {"chunk": (512, 4096), "tile": (64,)},
+}
+ON_GPU: dict[str, dict[str, tuple[int | bool, ...]]] = {
+    "maskless": {"warps": (2, 8), "tile": (64, 512), "short": (True,)},
+    "masked": {"rows": (16, 64), "warps": (2, 8)},
+    "persistent_dynamic": {"chunk": (1024, 8192), "warps": (2, 8), "uncut": (4,)},
+}
+"""Values of each option that are tried, one option at a time; None of them is the usual one everywhere."""
+OF_KERNELS = ("rows", "chunk", "warps")
+"""The options that matter to kernels, whose tiles are set by axis."""
+FACTORS = (0.25, 4)
+"""By what the tile of a kernel is scaled."""
+
+LIKELY = {"giant": "persistent_dynamic", "uniform": "masked", "exponential": "maskless", "bimodal": "maskless"}
+"""The strategy to try first for lengths that the user says are distributed like this."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates for one program.
+
+    >>> from serrate.schedule.target import CPU
+    >>> space = Space(Candidate("maskless", (("keep_rows", True),)), CPU)
+    >>> print(*space.openings())
+    maskless(keep_rows=True) masked persistent_dynamic
+    >>> print(*space.openings(Hints(distribution="giant")))
+    maskless(keep_rows=True) persistent_dynamic masked
+    >>> print(*space.variants(Candidate("masked")))
+    masked(rows=4) masked(rows=16)
+    """
+
+    usual: Candidate
+    """The choice without measuring; always the first."""
+    target: Target
+    groups: tuple[TileGroup, ...] = ()
+    """Of a kernel: what may be tiled otherwise."""
+    of_kernel: bool = False
+
+    def openings(self, hints: Hints = NO_HINTS) -> list[Candidate]:
+        """The usual choice, and every other strategy once; the one that hints make likely comes first of these."""
+        others = [name for name in STRATEGIES if name != self.usual.strategy]
+        others.sort(key=lambda name: name != LIKELY.get(hints.distribution or ""))
+        return [self.usual, *map(Candidate, others)]
+
+    def variants(self, candidate: Candidate) -> list[Candidate]:
+        """The candidate with one thing changed."""
+        found: list[Candidate] = []
+        options, given = dict(candidate.options), dict(candidate.lanes)
+        table = (ON_GPU if self.target.many_workers else ON_CPU)[candidate.strategy]
+        for name, values in table.items():
+            if self.of_kernel and name not in OF_KERNELS:
+                continue
+            for value in values:
+                if options.get(name) != value:
+                    found.append(replace(candidate, options=tuple((options | {name: value}).items())))
+        if self.of_kernel:
+            for group in self.groups:
+                size = given.get(group.names[0], group.usual)
+                for factor in FACTORS:
+                    scaled = max(1, int(size * factor))
+                    scaled = scaled if group.most is None else min(scaled, group.most)
+                    if scaled != size:
+                        lanes = given | dict.fromkeys(group.names, scaled)
+                        found.append(replace(candidate, lanes=tuple(lanes.items())))
+        return found
+
+    def everything(self, hints: Hints = NO_HINTS) -> list[Candidate]:
+        """Every opening, each followed by its variants."""
+        return list(dict.fromkeys(c for opening in self.openings(hints) for c in (opening, *self.variants(opening))))
+
+
+def space_of(program: TileProgram, usual: Candidate, target: Target, fixed: Iterable[str] = ()) -> Space:
+    """The candidates for a program; the user chose the tiles of the `fixed` axes of a kernel."""
+    if not program.axes:
+        return Space(usual, target)
+    chosen = sizes(program, 1, target)
+    groups: dict[tuple[object, object], TileGroup] = {}
+    for axis in program.axes:
+        if not axis.looped or axis.block is not None or axis.name in fixed or chosen[axis.name] == 1:
+            continue
+        key = (axis.begin, axis.end)
+        known = groups.get(key)
+        names = (axis.name,) if known is None else (*known.names, axis.name)
+        groups[key] = TileGroup(names, chosen[names[0]], axis.size)
+    return Space(usual, target, tuple(groups.values()), of_kernel=True)

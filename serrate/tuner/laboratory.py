@@ -1,0 +1,258 @@
+"""The laboratory: builds candidates and runs them on the arguments of a call.
+
+In: a function that plans and lowers a candidate, and the memory to run in. Out: seconds. The caller's tensors are only read:
+outputs are scratch memory, and what a program changes in place is a copy, restored before every run. Every candidate's results
+are compared with those of the first, so that a fault of the compiler cannot win.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+
+from serrate.errors import CompilerError, SerrateError
+from serrate.runtime import memory
+from serrate.runtime.dispatch import Prepared
+from serrate.runtime.launch import CppExecutable, load_together
+from serrate.runtime.memory import InMemory
+from serrate.schedule.plan import Plan
+from serrate.tuner.candidates import Candidate
+from serrate.tuner.search import Unfit
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+"""How much results may differ between plans, relative to the largest: more than rounding, less than a mistake."""
+COMPARED = 1 << 14
+"""The most elements of a result that are compared: few enough for one thread, which disturbs the timing of others least."""
+BUILDERS = 4
+"""The most compilers that run at once."""
+
+
+class Arena(Protocol):
+    """The memory that a program runs in."""
+
+    def tensors(self, ready: Prepared) -> list[InMemory]:
+        """The tensors of a program, in its order."""
+
+    def written(self) -> list[torch.Tensor]:
+        """The results."""
+
+    def restore(self) -> None:
+        """Undoes what runs have changed of their own inputs."""
+
+    def clear(self) -> None:
+        """Makes the results the same for every candidate before it runs: not everything in them need be written."""
+
+
+class OutputArena:
+    """For the stages of fusions: inputs are only read, and every candidate writes to the same scratch memory."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._inputs, self._device = list(inputs), device
+        self._outputs: list[torch.Tensor] = []
+
+    def tensors(self, ready: Prepared) -> list[InMemory]:
+        shapes = ready.shapes[: ready.outputs]
+        if [(tuple(t.shape), t.dtype) for t in self._outputs] != list(shapes):
+            self._outputs = [memory.empty(shape, dtype, self._device) for shape, dtype in shapes]
+        scratch = memory.scratch(ready.shapes[ready.outputs :], self._device)
+        return [*self._inputs, *self._outputs, *(() if scratch is None else scratch()), *ready.private]
+
+    def written(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def restore(self) -> None:
+        """Inputs are only read."""
+
+    def clear(self) -> None:
+        for output in self._outputs:
+            output.zero_()
+
+
+class CopyArena:
+    """For device loops, which store to tensors of the caller: runs see copies of the memory that the program writes to."""
+
+    def __init__(
+        self, given: Sequence[torch.Tensor], written: Sequence[bool], device: torch.device, *, accumulates: bool, copies: bool
+    ) -> None:
+        """`given` are the tensors of the program that come from the call, and `written` says which it stores to; `accumulates` if
+        it reads or adds to what it stores; with `copies`, the others are copied too."""
+        changed = {t.untyped_storage().data_ptr() for t, stored in zip(given, written, strict=True) if stored}
+        copied: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._given: list[torch.Tensor] = []
+        for tensor in given:
+            storage = tensor.untyped_storage()
+            place = storage.data_ptr()
+            if place not in changed and not copies:
+                self._given.append(tensor.detach())
+                continue
+            if place not in copied:
+                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                copied[place] = (whole, whole.clone())
+            own = copied[place][1].untyped_storage()
+            view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            self._given.append(view.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride()))
+        self._written = [t for t, stored in zip(self._given, written, strict=True) if stored]
+        self._device = device
+        self._changed = [pair for place, pair in copied.items() if place in changed]
+        read = {t.untyped_storage().data_ptr() for t, stored in zip(given, written, strict=True) if not stored}
+        self._reads_own = accumulates or bool(read & changed)
+        """Whether the program reads what it writes: then every run must find it as the call did."""
+
+    def tensors(self, ready: Prepared) -> list[InMemory]:
+        scratch = memory.scratch(ready.shapes, self._device)
+        return [*self._given, *(() if scratch is None else scratch()), *ready.private]
+
+    def written(self) -> list[torch.Tensor]:
+        return self._written
+
+    def restore(self) -> None:
+        if self._reads_own:
+            self.clear()
+
+    def clear(self) -> None:
+        for original, copy in self._changed:
+            copy.copy_(original)
+
+
+class ProgramLaboratory:
+    """Builds and runs the candidates for one call."""
+
+    def __init__(
+        self,
+        prepare: Callable[[Candidate], Prepared],
+        is_built: Callable[[Candidate], bool],
+        arena: Arena,
+        device: torch.device,
+    ) -> None:
+        self._prepare, self._arena, self._device = prepare, arena, device
+        self.is_built = is_built
+        self._ready: dict[Candidate, Prepared] = {}
+        self._plans: dict[Plan, Candidate] = {}
+        self._runs: dict[Candidate, Callable[[], None]] = {}
+        self._wanted: list[torch.Tensor] | None = None
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def build(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+        failed: dict[Candidate, str] = {}
+        for candidate in candidates:
+            try:
+                ready = self._prepare(candidate)
+            except SerrateError as error:
+                failed[candidate] = str(error)
+                continue
+            same = self._plans.setdefault(_bare(ready.plan), candidate)
+            if same != candidate:
+                failed[candidate] = f"the same plan as {same}"
+            else:
+                self._ready[candidate] = ready
+        found = {c: self._ready[c].executable for c in candidates if c in self._ready}
+        return failed | _compiled({c: e for c, e in found.items() if isinstance(e, CppExecutable)})
+
+    def run(self, candidate: Candidate, repeats: int) -> float:
+        call = self._runs.get(candidate)
+        if call is None:
+            return self._first(candidate)
+        seconds = float("inf")
+        for _ in range(repeats):
+            self._arena.restore()
+            seconds = min(seconds, _on_device(call) if self._device.type == "cuda" else _on_host(call))
+        return seconds
+
+    def _first(self, candidate: Candidate) -> float:
+        """The first run of a candidate, whose results are compared."""
+        try:
+            call = self._bound(self._ready[candidate])
+            self._arena.clear()
+            start = time.perf_counter()
+            call()
+            found = [_sampled(t) for t in self._arena.written()]
+        except Exception as error:
+            # Triton compiles now, and may find that a plan needs more registers or shared memory than there are.
+            raise Unfit(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        spent = time.perf_counter() - start
+        if self._wanted is None:
+            self._wanted = [t.clone() for t in found]
+        elif not all(map(agrees, found, self._wanted)):
+            raise Unfit("its results differ from those of the first plan by more than rounding")
+        self._runs[candidate] = call
+        return spent
+
+    def _bound(self, ready: Prepared) -> Callable[[], None]:
+        tensors = self._arena.tensors(ready)
+        executable = ready.executable
+        if isinstance(executable, CppExecutable):
+            every = [memory.whole(t) for t in tensors]
+            program = executable.bound([t.numel() for t in every], ready.arrays, ready.symbols)
+            return lambda: program(every)
+        launch = executable.bound(ready.arrays, ready.symbols, self._device)
+        return lambda: launch(tensors)
+
+
+def _bare(plan: Plan) -> Plan:
+    """A plan without its reasons and its strategy's name: two strategies may come to the same steps."""
+    short = None if plan.short is None else _bare(plan.short)
+    return Plan("", plan.steps, plan.warps, plan.stages, short=short, most=plan.most)
+
+
+def _compiled(executables: dict[Candidate, CppExecutable]) -> dict[Candidate, str]:
+    """Compiles programs in as many groups as there are cores for them; returns why some fail."""
+    new = list(executables)
+    count = min(len(new), BUILDERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    groups = [new[k::count] for k in range(count)] if count else []
+
+    def compiled(group: Sequence[Candidate]) -> dict[Candidate, str]:
+        try:
+            load_together([executables[c] for c in group])
+        except CompilerError as error:
+            if len(group) == 1:
+                return {group[0]: str(error).splitlines()[0]}
+            return {c: why for each in group for c, why in compiled([each]).items()}
+        return {}
+
+    if len(groups) < 2:
+        return compiled(groups[0]) if groups else {}
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return {c: why for found in pool.map(compiled, groups) for c, why in found.items()}
+
+
+def _on_host(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _on_device(call: Callable[[], None]) -> float:
+    """Seconds of one run on a GPU, by its own clock."""
+    event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // COMPARED))]
+
+
+def agrees(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether two results are the same but for rounding.
+
+    >>> agrees(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001])), agrees(torch.tensor([1.0]), torch.tensor([1.1]))
+    (True, False)
+    """
+    if not wanted.is_floating_point() or not wanted.numel():
+        return bool(torch.equal(found, wanted))
+    tolerance = TOLERANCE.get(wanted.dtype, 5e-2)
+    found, wanted = found.double(), wanted.double()
+    scale = float(wanted.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return bool(torch.allclose(found, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True))

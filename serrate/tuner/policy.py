@@ -1,0 +1,126 @@
+"""Policy: who tunes, when, and for how long.
+
+In: what the user asked for (arguments of the decorators, the environment, `tuning()`), and the state of the device. Out: whether
+a call may be measured now, and with which effort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field
+
+import torch
+
+from serrate import settings
+from serrate.errors import CallError, choices
+from serrate.modes import is_batch_invariant
+from serrate.settings import TUNE
+from serrate.tensor.sync import may_wait
+from serrate.tuner.search import EFFORTS, Effort
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user wants for one function; None for what is set in the environment."""
+
+    tune: str | None = None
+    effort: str | None = None
+    eager: bool = False
+    """Whether this is an operator, which is measured only inside `tuning()`: a script of fifty operators should not stall fifty
+    times."""
+
+    def __post_init__(self) -> None:
+        if self.tune is not None and self.tune not in TUNE:
+            raise CallError(f"tune={self.tune!r}: {choices(str(self.tune), TUNE)}")
+        if self.effort is not None and self.effort not in settings.EFFORTS:
+            raise CallError(f"effort={self.effort!r}: {choices(str(self.effort), settings.EFFORTS)}")
+
+    def now(self) -> tuple[str, Effort] | None:
+        """When and how a call is measured that has no record yet: "first_call" or "background"; None if it is not."""
+        if _paused.get():
+            return None
+        asked, current = _asked.get(), settings.current()
+        if asked is not None and self.tune != "never" and self.effort != "none":
+            return "first_call", EFFORTS[asked.effort or _some(self.effort or current.effort)]
+        tune, effort = self.tune or current.tune, self.effort or current.effort
+        return None if self.eager or tune == "never" or effort == "none" else (tune, EFFORTS[effort])
+
+
+def _some(effort: str) -> str:
+    return "quick" if effort == "none" else effort
+
+
+USUAL, EAGER, NEVER = Policy(), Policy(eager=True), Policy(tune="never")
+
+
+@dataclass
+class Asked:
+    """What `tuning()` asks for."""
+
+    effort: str | None
+    again: bool
+    done: set[object] = field(default_factory=set)
+    """What was measured again."""
+
+
+_asked: ContextVar[Asked | None] = ContextVar("serrate_tuning", default=None)
+_paused: ContextVar[bool] = ContextVar("serrate_tuning_paused", default=False)
+
+
+class tuning:
+    """In this context, everything that is called is tuned, eager operators too, unless it says `tune="never"` itself.
+
+    `effort` is "quick" (3 s per program on a CPU) or "full"; `again` measures also what has been measured before.
+
+    >>> import torch
+    >>> from serrate import JaggedTensor
+    >>> jt = JaggedTensor.from_lengths(torch.ones(5, 2), [2, 3])
+    >>> with tuning():  # doctest: +SKIP
+    ...     total = jt.sum(dim=1)
+    """
+
+    def __init__(self, effort: str | None = None, *, again: bool = False) -> None:
+        if effort is not None and effort not in EFFORTS:
+            raise CallError(f"tuning(effort={effort!r}): {choices(str(effort), tuple(EFFORTS))}")
+        self._effort, self._again = effort, again
+        self._tokens: list[Token[Asked | None]] = []
+
+    def __enter__(self) -> None:
+        self._tokens.append(_asked.set(Asked(self._effort, self._again)))
+        # Bindings that were made outside are not looked for inside.
+        settings.replan()
+
+    def __exit__(self, *_: object) -> None:
+        _asked.reset(self._tokens.pop())
+
+
+def measured_again(what: object) -> bool:
+    """Whether `tuning(again=True)` wants something measured that has a record; True once for each."""
+    asked = _asked.get()
+    if asked is None or not asked.again or _paused.get() or what in asked.done:
+        return False
+    asked.done.add(what)
+    return True
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """In this context nothing is measured: for those who ask for plans and sources, and run nothing."""
+    token = _paused.set(True)
+    try:
+        yield
+    finally:
+        _paused.reset(token)
+
+
+is_paused = _paused.get
+
+
+def may_measure(device: torch.device) -> bool:
+    """Whether programs may run and be waited for now: not while a CUDA graph records, in `no_sync()`, or in torch's sync debug
+    mode. Under `batch_invariant()` one plan serves all rows, and there is nothing to choose."""
+    if is_batch_invariant() or not may_wait():
+        return False
+    return device.type != "cuda" or not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode())

@@ -1,0 +1,61 @@
+"""Ranks: under torch.distributed, the choices of rank 0 are used by all ranks.
+
+In: records of rank 0. Out: the same records on the other ranks, through the store that the process group was started with. No
+rank takes part in a collective for this, so ranks whose data differ cannot wait for each other forever.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+from serrate.tensor.torch_private import default_store
+from serrate.tuner.buckets import Bucket
+from serrate.tuner.record import ProgramKey, Tuning, file_name, packed, unpacked
+
+
+def _group() -> Any | None:
+    """torch.distributed, if there are several ranks."""
+    found: Any = sys.modules.get("torch.distributed")
+    if found is None or not found.is_available() or not found.is_initialized() or found.get_world_size() < 2:
+        return None
+    return found
+
+
+def is_follower() -> bool:
+    """Whether this process takes its choices from rank 0."""
+    group = _group()
+    return group is not None and group.get_rank() != 0
+
+
+def _names(key: ProgramKey, bucket: Bucket) -> tuple[str, str]:
+    """Under which names a record is published: for its bucket, and for the program."""
+    return f"serrate/{key.digest}/{file_name(bucket)}", f"serrate/{key.digest}"
+
+
+def publish(tuning: Tuning) -> None:
+    """Rank 0 tells the others."""
+    group = _group()
+    if group is None or group.get_rank() != 0:
+        return
+    store = default_store()
+    if store is not None:
+        for name in _names(tuning.key, tuning.bucket):
+            store.set(name, packed(tuning))
+
+
+def received(key: ProgramKey, bucket: Bucket, patience: float) -> Tuning | None:
+    """What rank 0 has chosen for this bucket; if it has none for it, what it chose last for this program. Waits for the first
+    choice for a program for at most `patience` seconds; None if there is none then."""
+    store = default_store()
+    if store is None:
+        return None
+    own, last = _names(key, bucket)
+    name = own if store.check([own]) else last
+    try:
+        store.wait([name], timedelta(seconds=patience))
+        return unpacked(store.get(name), source="rank 0")
+    except (RuntimeError, ValueError):
+        # torch raises a RuntimeError when it has waited long enough.
+        return None

@@ -1,0 +1,250 @@
+"""Records: what was measured for which calls, as data; kept in memory and on disk.
+
+In: a key and the result of a search. Out: `Tuning` records, found again by this process and by others. A record is one JSON file,
+`tuned/<program>/<bucket>.json` in the cache folder, written to a temporary file and renamed. It holds its whole key and a digest
+of itself: one that is damaged, or that belongs to another key, is reported and measured again, never trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from serrate import settings
+from serrate.errors import CacheError, CacheWarning
+from serrate.runtime import cache_folder
+from serrate.tuner.buckets import Bucket, bucket_from
+from serrate.tuner.candidates import Candidate, candidate_of
+from serrate.tuner.search import Tried
+
+FOLDER = "tuned"
+"""The subfolder of the cache folder with one folder per program."""
+FORMAT = 1
+"""Part of every key: records of another format are not read."""
+
+
+@dataclass(frozen=True)
+class ProgramKey:
+    """What a shelf of records is for."""
+
+    text: str
+    """A digest of the program before it is scheduled, with the sizes that are compiled in, and of what the user fixed."""
+    arguments: tuple[str, ...]
+    """Dtypes and ranks of the tensors."""
+    backend: str
+    device: str
+    """The processor, and how many threads it runs: another one may prefer another plan."""
+    compiler: str
+    """The versions of serrate, torch and the C++ compiler or Triton: other code may have other times."""
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "arguments": list(self.arguments)}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is known about the plans of a program for one bucket of calls."""
+
+    program: str
+    """The name of the program."""
+    key: ProgramKey
+    bucket: Bucket
+    chosen: Candidate
+    tried: tuple[Tried, ...] = ()
+    """In the order in which they were considered; the first is the choice that is made without measuring."""
+    spent: float = 0.0
+    """Seconds that the search took, builds included."""
+    effort: str = "none"
+    source: str = "usual"
+    """Where the choice comes from: "measured" by this process, "remembered" from another, "rank 0", "nearest" if it was measured
+    for another bucket, or "usual": chosen without measuring."""
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast the chosen plan is as the usual one; None if they were not both timed."""
+        times = {each.candidate: each.seconds for each in self.tried}
+        usual, chosen = (times.get(self.tried[0].candidate), times.get(self.chosen)) if self.tried else (None, None)
+        return None if usual is None or not chosen else usual / chosen
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON, with the time of every candidate and the reasons why some have none."""
+        return {
+            "program": self.program,
+            "key": self.key.as_dict(),
+            "bucket": self.bucket.as_dict(),
+            "chosen": self.chosen.as_dict(),
+            "tried": [{**asdict(each), "candidate": each.candidate.as_dict()} for each in self.tried],
+            "spent": self.spent,
+            "effort": self.effort,
+        }
+
+
+def tuning_from(given: Mapping[str, Any], source: str) -> Tuning:
+    """A record from JSON; raises an error of Python's own if it is not one."""
+    key = given["key"]
+    tried = [Tried(candidate_of(t["candidate"]), t["seconds"], int(t["samples"]), str(t["reason"])) for t in given["tried"]]
+    return Tuning(
+        str(given["program"]),
+        ProgramKey(**{**key, "arguments": tuple(key["arguments"])}),
+        bucket_from(given["bucket"]),
+        candidate_of(given["chosen"]),
+        tuple(tried),
+        float(given["spent"]),
+        str(given["effort"]),
+        source,
+    )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def packed(tuning: Tuning) -> bytes:
+    """The bytes of a record's file."""
+    body = tuning.as_dict()
+    return json.dumps({"digest": _digest(body), "tuning": body}, indent=1).encode()
+
+
+def unpacked(content: bytes, source: str = "remembered") -> Tuning:
+    """A record from the bytes of its file; raises ValueError if they are not what was written."""
+    try:
+        whole = json.loads(content)
+        body, wanted = whole["tuning"], whole["digest"]
+        if _digest(body) != wanted:
+            raise ValueError("it is not what was written")
+        return tuning_from(body, source)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a record of the tuner: {error}") from error
+
+
+def file_name(bucket: Bucket) -> str:
+    """The name of the file of a bucket's record."""
+    return f"{_digest(bucket.as_dict())[:16]}.json"
+
+
+class Shelf:
+    """The records of one program."""
+
+    def __init__(self, key: ProgramKey, folder: Path) -> None:
+        self.key = key
+        self.folder = folder / FOLDER / key.digest
+        self.known: dict[Bucket, Tuning] = {}
+        self._reported: set[Path] = set()
+        self.load()
+
+    def load(self) -> None:
+        """Reads what other processes have written since."""
+        if not self.folder.is_dir():
+            return
+        try:
+            cache_folder.check_private(self.folder)
+        except CacheError as error:
+            self._report(self.folder, str(error))
+            return
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                found = unpacked(path.read_bytes())
+            except (OSError, ValueError) as error:
+                self._report(path, str(error))
+                continue
+            if found.key != self.key or path.name != file_name(found.bucket):
+                self._report(path, "it belongs to another program, device or compiler")
+            else:
+                self.known.setdefault(found.bucket, found)
+
+    def _report(self, path: Path, why: str) -> None:
+        if path not in self._reported:
+            self._reported.add(path)
+            warnings.warn(f"{path} is not used ({why}); the program is measured again", CacheWarning, stacklevel=2)
+
+    def nearest(self, bucket: Bucket) -> Tuning | None:
+        """The record of the bucket that is most like this one."""
+        near = [(bucket.distance(other), k) for k, other in enumerate(self.known)]
+        distance, at = min(near, default=(float("inf"), 0))
+        return list(self.known.values())[at] if distance < float("inf") else None
+
+    def put(self, tuning: Tuning) -> None:
+        """Keeps a record, on disk too if the folder can be written."""
+        self.known[tuning.bucket] = tuning
+        try:
+            self._make_folder()
+            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix="writing-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(packed(tuning))
+                os.replace(temporary, self.folder / file_name(tuning.bucket))
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        except (OSError, CacheError) as error:
+            self._report(self.folder, f"{error}: records are kept only until this process ends")
+
+    def _make_folder(self) -> None:
+        cache_folder.make_private(self.folder.parent)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        cache_folder.check_private(self.folder)
+
+    @contextlib.contextmanager
+    def measuring(self, bucket: Bucket, patience: float) -> Iterator[bool]:
+        """Held while a bucket is measured, by one process at a time; gives False if another one still has it after `patience`
+        seconds. What it wrote is known then."""
+        try:
+            self._make_folder()
+            lock = FileLock((self.folder / file_name(bucket)).with_suffix(".lock"))
+            lock.acquire(timeout=patience)
+        except Timeout:
+            yield False
+            return
+        except (OSError, CacheError):
+            yield True  # no folder, no other process to wait for
+            return
+        try:
+            self.load()
+            yield True
+        finally:
+            lock.release()
+
+
+_shelves: dict[tuple[str, Path], Shelf] = {}
+_guard = threading.Lock()
+
+
+def _after_fork() -> None:
+    # The thread that held the lock does not exist in the child.
+    global _guard
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def shelf(key: ProgramKey) -> Shelf:
+    """The records of a program, shared by everything in this process that runs it."""
+    at = (key.digest, settings.current().cache_dir)
+    with _guard:
+        found = _shelves.get(at)
+        if found is None:
+            found = _shelves[at] = Shelf(key, at[1])
+    return found
+
+
+def forget() -> None:
+    """Forgets what this process knows; records on disk are read again."""
+    with _guard:
+        _shelves.clear()

@@ -1,0 +1,292 @@
+"""Search: which candidates are built and timed, in which order, and when to stop.
+
+In: a space of candidates, a laboratory that builds and runs them, a deadline. Out: what was found about each. Two searchers:
+`Halving`, which drops losers early and looks around the winners, and `Exhaustive`, which times everything. Both time interleaved,
+so that a machine that is slower for a while is slower for all of them, and start from the choice that is made without measuring,
+which stays unless another is faster by more than the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tuner.candidates import Candidate, Space
+
+SAMPLE = 2e-3
+"""Seconds that one sample takes at least: shorter programs run several times for it."""
+FEWEST, MOST = 3, 32
+"""Runs of one sample; a program that takes long runs once."""
+LONG = 0.1
+"""Seconds of a run that is long."""
+WAVE = 4
+"""How many candidates are built together: the time that is left is looked at in between."""
+TIE = 0.02
+"""A candidate replaces the usual one if it is faster by more than this share."""
+SPENT = "not tried: the time budget was spent"
+
+
+class Unfit(Exception):
+    """Raised by a candidate's first run: why it is not to be chosen."""
+
+
+class Laboratory(Protocol):
+    """Builds and runs candidates."""
+
+    def now(self) -> float:
+        """Seconds on the clock that deadlines are given on."""
+
+    def is_built(self, candidate: Candidate) -> bool:
+        """Whether a candidate was built for an earlier call."""
+
+    def build(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+        """Builds candidates, several at once; returns why some of them cannot run."""
+
+    def run(self, candidate: Candidate, repeats: int) -> float:
+        """Runs a candidate that was built, several times; returns the seconds of the fastest run. The first may raise `Unfit`."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What was found about a candidate."""
+
+    candidate: Candidate
+    seconds: float | None
+    """Of one run; None if it was not timed."""
+    samples: int = 0
+    reason: str = ""
+    """Why it was not timed, or not to the end."""
+
+
+@dataclass
+class Race:
+    """Candidates in the order in which they were considered, with their samples."""
+
+    laboratory: Laboratory
+    deadline: float
+    report: Callable[[str], None] = lambda text: None
+    samples: dict[Candidate, list[float]] = field(default_factory=dict)
+    reasons: dict[Candidate, str] = field(default_factory=dict)
+    first: dict[Candidate, float] = field(default_factory=dict)
+    """Seconds of the first run of each, which found nothing in the cache."""
+    per_build: float = 0.3
+    """Seconds that a build takes, about."""
+
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - self.laboratory.now()
+
+    def seconds(self, candidate: Candidate) -> float:
+        """The estimate for a candidate: the mean of the faster half of its samples. Disturbances only ever add time."""
+        found = sorted(self.samples[candidate])
+        kept = found[: (len(found) + 1) // 2]
+        return sum(kept) / len(kept)
+
+    def best(self) -> Candidate:
+        """The fastest so far; the earlier of two that are equally fast."""
+        return min(self.running(), key=self.seconds)
+
+    def running(self) -> list[Candidate]:
+        """Those that were timed and not dropped."""
+        return [c for c, found in self.samples.items() if found and c not in self.reasons]
+
+    def timed(self) -> list[Candidate]:
+        return [c for c, found in self.samples.items() if found]
+
+    def sample(self, candidate: Candidate) -> None:
+        """Takes one more sample."""
+        found = self.samples[candidate]
+        self.report(f"timing {candidate}")
+        last = min((self.first[candidate], *found))
+        repeats = 1 if last > LONG else min(max(FEWEST, math.ceil(SAMPLE / max(last, 1e-9))), MOST)
+        found.append(self.laboratory.run(candidate, repeats))
+
+    def enter(self, candidates: Iterable[Candidate], share: float = 1.0) -> list[Candidate]:
+        """Builds candidates that are new, as many as there is time for, and takes one sample of each; returns those. Builds may
+        take a `share` of the time that is left."""
+        new = [c for c in dict.fromkeys(candidates) if c not in self.samples]
+        end = self.laboratory.now() + share * self.left()
+        built = [c for c in new if self.laboratory.is_built(c)]
+        missing = [c for c in new if c not in built]
+        waves = [built, *(missing[k : k + WAVE] for k in range(0, len(missing), WAVE))]
+        for wave in filter(None, waves):
+            room = len(wave) if wave is built or not self.samples else int((end - self.laboratory.now()) / self.per_build)
+            for late in wave[max(room, 0) :] if self.left() > 0 else wave:
+                self.samples[late], self.reasons[late] = [], SPENT
+            self._enter([c for c in wave if c not in self.samples], is_new=wave is not built)
+        return [c for c in new if c not in self.reasons]
+
+    def _enter(self, wave: Sequence[Candidate], is_new: bool) -> None:
+        if not wave:
+            return
+        self.report(f"building {', '.join(map(str, wave))}")
+        start = self.laboratory.now()
+        failed = self.laboratory.build(wave)
+        if is_new:
+            # Something may have been found on disk: what the next builds take is between this and what was known before.
+            self.per_build = (self.per_build + (self.laboratory.now() - start) / len(wave)) / 2
+        for candidate in wave:
+            self.samples[candidate] = []
+            if candidate in failed:
+                self.reasons[candidate] = failed[candidate]
+            elif self.timed() and self.left() < 3 * self.seconds(min(self.timed(), key=self.seconds)):
+                self.reasons[candidate] = SPENT
+            else:
+                self._start(candidate)
+
+    def _start(self, candidate: Candidate) -> None:
+        """A first run, which warms up caches, pools and code, and one sample."""
+        try:
+            self.first[candidate] = self.laboratory.run(candidate, 1)
+        except Unfit as error:
+            self.reasons[candidate] = str(error)
+            return
+        self.sample(candidate)
+
+    def drop(self, candidate: Candidate, best: Candidate) -> None:
+        ratio = self.seconds(candidate) / self.seconds(best)
+        self.reasons[candidate] = f"dropped after {len(self.samples[candidate])} samples: {ratio:.2f} times the best"
+
+    def winner(self, usual: Candidate) -> Candidate:
+        """The fastest; the usual choice if that is as fast within the noise."""
+        best = self.best()
+        if self.samples.get(usual) and usual not in self.reasons and self.seconds(usual) <= self.seconds(best) * (1 + TIE):
+            return usual
+        return best
+
+    def tried(self) -> list[Tried]:
+        return [
+            Tried(c, self.seconds(c) if found else None, len(found), self.reasons.get(c, "")) for c, found in self.samples.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search."""
+
+    chosen: Candidate
+    tried: tuple[Tried, ...]
+
+
+class Searcher(ABC):
+    """Looks for the fastest candidate of a space."""
+
+    @abstractmethod
+    def race(self, space: Space, race: Race, hints: Hints) -> None:
+        """Fills the race."""
+
+    def search(
+        self,
+        space: Space,
+        laboratory: Laboratory,
+        deadline: float,
+        hints: Hints = NO_HINTS,
+        first: Candidate | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> Found:
+        """The fastest candidate found before the deadline, and what was tried. `first` is entered before all others, if it is
+        not the usual choice: what is known to be good for similar calls. `report` is told what is done."""
+        race = Race(laboratory, deadline, report)
+        race.enter([space.usual])
+        race.enter([first] if first else [])
+        self.race(space, race, hints)
+        return Found(race.winner(space.usual) if race.running() else space.usual, tuple(race.tried()))
+
+
+@dataclass(frozen=True)
+class Halving(Searcher):
+    """Successive halving: every strategy once, then variants of the best, then more and more samples of fewer and fewer."""
+
+    near: float = 1.5
+    """Variants are tried of openings that take at most so many times as long as the best."""
+    hopeless: float = 2.0
+    """A candidate whose first sample takes so many times as long as the best is dropped."""
+    rounds: int = 12
+    steps: int = 2
+    """How many times variants of the best are tried."""
+
+    def race(self, space: Space, race: Race, hints: Hints) -> None:
+        race.enter(space.openings(hints))
+        if not race.running():
+            return
+        self._drop_hopeless(race)
+        for _ in range(self.steps):
+            limit = self.near * race.seconds(race.best())
+            leading = sorted((c for c in race.running() if race.seconds(c) <= limit), key=race.seconds)
+            if not race.enter((variant for c in leading[:2] for variant in space.variants(c)), share=0.5):
+                break
+            self._drop_hopeless(race)
+        self._finish(race)
+
+    def _drop_hopeless(self, race: Race) -> None:
+        """One slow sample may be an accident; a second decides."""
+        for candidate in race.running():
+            limit = self.hopeless * race.seconds(race.best())
+            if race.seconds(candidate) > limit and race.left() > 3 * race.seconds(candidate):
+                race.sample(candidate)
+            best = race.best()
+            if candidate is not best and min(race.samples[candidate]) > self.hopeless * race.seconds(best):
+                race.drop(candidate, best)
+
+    def _finish(self, race: Race) -> None:
+        for turn in range(1, self.rounds + 1):
+            running = race.running()
+            if len(running) < 2 or race.left() < sum(map(race.seconds, running)):
+                return
+            # In alternating order, so that no candidate always follows the same other.
+            for candidate in running if turn % 2 else reversed(running):
+                race.sample(candidate)
+            best = race.best()
+            if turn >= 3:
+                noise = self._noise(race, best)
+                for candidate in sorted(running, key=race.seconds)[-(len(running) // 2) :]:
+                    if race.seconds(candidate) > race.seconds(best) * (1 + max(noise, TIE)):
+                        race.drop(candidate, best)
+            if turn >= 6 and all(race.seconds(c) <= race.seconds(best) * (1 + TIE / 2) for c in race.running()):
+                return
+
+    def _noise(self, race: Race, best: Candidate) -> float:
+        """How much the samples of the best differ, as a share of it."""
+        found = sorted(race.samples[best])
+        return found[len(found) // 2] / found[0] - 1
+
+
+@dataclass(frozen=True)
+class Exhaustive(Searcher):
+    """Builds everything, and times all of it equally often."""
+
+    rounds: int = 10
+
+    def race(self, space: Space, race: Race, hints: Hints) -> None:
+        every = space.everything(hints)
+        race.enter(every)
+        for turn in range(self.rounds):
+            running = race.running()
+            for candidate in running if turn % 2 else reversed(running):
+                if race.left() > race.seconds(candidate):
+                    race.sample(candidate)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time a search may take, and how it searches."""
+
+    name: str
+    on_cpu: float
+    on_gpu: float
+    searcher: Searcher
+
+    def budget(self, device: str) -> float:
+        """Seconds for one program, builds included."""
+        return self.on_cpu if device == "cpu" else self.on_gpu
+
+
+EFFORTS = {
+    "quick": Effort("quick", 3.0, 5.0, Halving()),
+    "full": Effort("full", 120.0, 120.0, Exhaustive()),
+}
+"""Without effort, "none", nothing is measured."""

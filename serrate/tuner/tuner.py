@@ -1,0 +1,149 @@
+"""The choice for a call: remembered, measured now, or made without measuring.
+
+In: a program with its policy, and for every call its bucket and a laboratory. Out: a candidate. The order in which it is decided:
+
+    1. a record for this bucket, of this process or on disk
+    2. if the call may be measured: a search, which starts from the usual choice and from that of the nearest bucket
+    3. the record of the nearest bucket; without one, the usual choice
+
+With `tune="background"`, 3. serves until a thread has done 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from serrate import logs, settings
+from serrate.errors import CacheWarning
+from serrate.runtime.locks import making
+from serrate.runtime.progress import progress
+from serrate.tuner import ranks
+from serrate.tuner.buckets import Bucket
+from serrate.tuner.candidates import Candidate, Space
+from serrate.tuner.policy import Policy, may_measure, measured_again
+from serrate.tuner.record import ProgramKey, Shelf, Tuning, shelf
+from serrate.tuner.search import Effort, Laboratory
+
+log = logs.logger("tune")
+
+Laboratories = Callable[[bool], Laboratory]
+"""Makes what a call is measured with; given True, on a copy of its arguments."""
+
+
+class ProgramTuner:
+    """The choices for one program on one device."""
+
+    def __init__(self, name: str, key: ProgramKey, device: torch.device, policy: Policy, shares: int = 1) -> None:
+        self.name, self.key, self.device, self.policy = name, key, device, policy
+        self._shares = shares
+        """How many programs share one budget: the stages of a function."""
+        self._pending: set[Bucket] = set()
+
+    @property
+    def shelf(self) -> Shelf:
+        """The records of this program."""
+        return shelf(self.key)
+
+    def is_idle(self) -> bool:
+        """Whether there is nothing to choose from: no records, and none will be made now."""
+        return self.policy.now() is None and not self.shelf.known
+
+    def choice(self, bucket: Bucket, space: Space, laboratory: Laboratories) -> Candidate:
+        """The candidate for a call."""
+        return self.tuning(bucket, space, laboratory).chosen
+
+    def tuning(self, bucket: Bucket, space: Space, laboratory: Laboratories | None = None) -> Tuning:
+        """The record for a call; without a laboratory, nothing is measured."""
+        known = self.shelf.known.get(bucket)
+        if known is not None and not measured_again((self.key, bucket)):
+            return known
+        near = self.shelf.nearest(bucket)
+        how = None if laboratory is None or not may_measure(self.device) else self.policy.now()
+        if how is None or laboratory is None:
+            return self._unmeasured(bucket, space, near)
+        when, effort = how
+        if ranks.is_follower():
+            return self._of_rank_zero(bucket, space, near, effort)
+        if when == "background":
+            self._start(bucket, space, laboratory, effort, near)
+            return self._unmeasured(bucket, space, near)
+        with making:
+            return self._measured(bucket, space, laboratory, effort, near, before=known)
+
+    def _unmeasured(self, bucket: Bucket, space: Space, near: Tuning | None) -> Tuning:
+        if near is not None:
+            return replace(near, bucket=bucket, source="nearest")
+        return Tuning(self.name, self.key, bucket, space.usual)
+
+    def _measured(
+        self,
+        bucket: Bucket,
+        space: Space,
+        laboratory: Laboratories,
+        effort: Effort,
+        near: Tuning | None,
+        before: Tuning | None = None,
+    ) -> Tuning:
+        """Measures a bucket, unless another process has done so meanwhile; `before` is a record that is to be replaced."""
+        budget = effort.budget(self.device.type) / self._shares
+        shelf = self.shelf
+        with shelf.measuring(bucket, patience=2 * budget + 2) as mine:
+            known = shelf.known.get(bucket)
+            if known is not None and known is not before:
+                return known
+            if not mine:
+                log.warning("%s: another process has been measuring it for %.0f s; it is not waited for", self.name, 2 * budget)
+                return self._unmeasured(bucket, space, near)
+            made = laboratory(False)
+            start = made.now()
+            first = near.chosen if near is not None else None
+            with progress(f"tuning {self.name}") as report:
+                found = effort.searcher.search(space, made, start + budget, bucket.hints, first, report)
+            spent = made.now() - start
+            tuning = Tuning(self.name, self.key, bucket, found.chosen, found.tried, spent, effort.name, "measured")
+            shelf.put(tuning)
+        ranks.publish(tuning)
+        log.info("%s: %s, measured in %.2f s", self.name, found.chosen, spent)
+        for each in found.tried:
+            log.debug("  %s: %s %s", each.candidate, "" if each.seconds is None else f"{1e3 * each.seconds:.3f} ms", each.reason)
+        return tuning
+
+    def _of_rank_zero(self, bucket: Bucket, space: Space, near: Tuning | None, effort: Effort) -> Tuning:
+        """What rank 0 has chosen for this bucket, or else for another."""
+        tuning = ranks.received(self.key, bucket, patience=effort.budget(self.device.type))
+        if tuning is None:
+            return self._unmeasured(bucket, space, near)
+        self.shelf.known[bucket] = tuning
+        return tuning
+
+    def _start(self, bucket: Bucket, space: Space, laboratory: Laboratories, effort: Effort, near: Tuning | None) -> None:
+        """Measures a bucket in a thread of its own, on a copy of the arguments."""
+        if bucket in self._pending:
+            return
+        self._pending.add(bucket)
+        made = laboratory(True)
+        used = space.usual if near is None else near.chosen
+
+        def measure() -> None:
+            try:
+                tuning = self._measured(bucket, space, lambda _: made, effort, near)
+                if tuning.chosen != used:
+                    settings.replan()
+            except Exception as error:
+                # A thread has nobody to raise to, and the calls go on with the plan they have.
+                warnings.warn(f"{self.name} could not be tuned in the background: {error}", CacheWarning, stacklevel=1)
+            finally:
+                self._pending.discard(bucket)
+
+        threading.Thread(target=measure, name=f"tuning {self.name}", daemon=True).start()
+
+
+def text_digest(*parts: object) -> str:
+    """A digest of everything that decides which candidates there are and what they do."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
