@@ -22,7 +22,7 @@ import torch
 from serrate.codegen.expressions import OPERATORS, Spelling, divisor, written
 from serrate.codegen.names import Reserved, identifier, renamed, spellings
 from serrate.errors import VerificationError
-from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const
+from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const, minimum
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -155,6 +155,8 @@ LIBDEVICE = "from triton.language.extra import libdevice"
 INTERPRETED_LIBDEVICE = "from serrate.codegen.triton import interpreted_libdevice as libdevice"
 LEAST_PRODUCT = 16
 """The fewest rows, columns or depth that `tl.dot` takes."""
+HALF = 1 << 30
+"""Two numbers of at most this many add up in 32 bits."""
 STAGES, CHAINED_STAGES = 4, 3
 """Blocks of a matrix product in flight: of a single one, and of one that feeds another in the same loop."""
 IN_FLIGHT = 96 << 10
@@ -574,15 +576,23 @@ class _TritonPrinter:
         return " & ".join(f"({self._condition(g, lanes)})" for g in wanted)
 
     def _condition(self, g: Less, lanes: Lanes) -> str:
-        """A condition; of one on plain lanes, the lanes are compared with one number, in 32 bits."""
+        """A condition; of one on plain lanes, the lanes are compared in 32 bits, with one number or with one of each row."""
         rest = g.right - g.left
-        mine = [(term, factor) for term, factor in terms_of(rest) if self.lanes_in(term)]
-        plain = all(isinstance(term, Symbol) and term in self.counted for term, _ in mine)
-        if not mine or not plain or sum(abs(factor) * self._most(term) for term, factor in mine) >= 2**31:
-            return f"{self.index(g.left, lanes)} < {self.index(g.right, lanes)}"
+        mine = [(term, factor) for term, factor in terms_of(rest) if isinstance(term, Symbol) and term in self.counted]
         here: Expr = sum((term * -factor for term, factor in mine), const(0))
         limit = rest + here
-        return f"{self.index(here, lanes)} < {limit if limit.value is not None else f'sr_number({self.index(limit)})'}"
+        if not mine or limit.symbols & here.symbols or sum(abs(f) * self._most(term) for term, f in mine) >= HALF:
+            return f"{self.index(g.left, lanes)} < {self.index(g.right, lanes)}"
+        if not self.lanes_in(limit):
+            number = str(limit) if limit.value is not None else f"sr_number({self.index(limit)})"
+            return f"{self.index(here, lanes)} < {number}"
+        # What changes in a loop is one number, added to the lanes, so that the numbers of all rows stay as they are.
+        change = sum((term * -factor for term, factor in terms_of(limit) if not self.lanes_in(term)), const(0))
+        of_rows = limit + change
+        if change.bounds[0] is None or change.bounds[0] < 0 or of_rows.bounds[1] is None or of_rows.bounds[1] >= HALF:
+            return f"{self.index(here, lanes)} < sr_number({self.index(limit, lanes)})"
+        moved = f" + sr_number({self.index(minimum(change, HALF))})" if change.value != 0 else ""
+        return f"{self.index(here, lanes)}{moved} < sr_number({self.index(of_rows, lanes)})"
 
     def _most(self, e: Expr) -> int:
         """The last position of a lane."""
