@@ -101,8 +101,8 @@ def _of_numbers(rows: RowStatistics) -> dict[str, int]:
     if rows.position_bytes > NUMBER_BYTES:
         return {}
     if rows.total <= FEW * rows.count:
-        return {"tile": 512, "chunk": 512, "uncut": 2, "warps": 2, "rows": 64}
-    return {"tile": 512, "chunk": 8192, "uncut": 2, "warps": 2}
+        return {"tile": 512, "chunk": 512, "uncut": 2, "warps": 2, "stages": 1, "rows": 16}
+    return {"tile": 1024, "chunk": 8192, "uncut": 2, "warps": 4, "stages": 1}
 
 
 ALONE = ("maskless", "persistent_dynamic")

@@ -42,6 +42,9 @@ LINE = 512
 UNCUT = 2
 """Pieces of the longest row that a GPU leaves whole: a worker finishes it before all others are done."""
 
+GROUP_WARPS = 1
+"""Warps of a program for a group of short rows: within one warp, no step waits for others."""
+
 
 def persistent_dynamic(
     program: TileProgram,
@@ -63,7 +66,7 @@ def persistent_dynamic(
     try:
         whole = (uncut or (1 if chunk else UNCUT)) if apart else 0
         plan = _pieces(program, target, tile, chunk, warps, stages, lanes, uncut=whole)
-        return _with_short_rows(plan, program, target, tile, warps, rows if apart else None, max(whole, 1))
+        return _with_short_rows(plan, program, target, tile, warps, stages, rows if apart else None, max(whole, 1))
     except ScheduleError:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
 
@@ -92,16 +95,23 @@ def _pieces(
 
 
 def _with_short_rows(
-    plan: Plan, program: TileProgram, target: Target, tile: int | None, warps: int | None, rows: int | None, uncut: int
+    plan: Plan,
+    program: TileProgram,
+    target: Target,
+    tile: int | None,
+    warps: int | None,
+    stages: int | None,
+    rows: int | None,
+    uncut: int,
 ) -> Plan:
     """The plan, with a plan for rows of up to `uncut` pieces: in groups of `rows`, or one by one. Raises unless all phases run
     row by row."""
     pieces = plan.apply(program)
     most = piece_size(pieces) * uncut
-    short = maskless(program, target, tile, warps=warps, short=True, pivots=True)
+    short = maskless(program, target, tile, warps=warps, stages=stages, short=True, pivots=True)
     if rows:
         with suppress(ScheduleError):
-            short = masked(program, target, max(target.grouped // rows, 1), rows, warps, most=most)
+            short = masked(program, target, max(target.grouped // rows, 1), rows, GROUP_WARPS, most=most)
     by_length(short.apply(program), pieces, most)
     return replace(plan, short=short, most=most)
 
