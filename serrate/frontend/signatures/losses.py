@@ -6,14 +6,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+
+import torch
 
 from serrate.errors import CallError
 from serrate.frontend import ops
+from serrate.frontend.ops.common import Operand
 from serrate.frontend.ops.elementwise import typed
-from serrate.frontend.ops.movement import require_inside
-from serrate.ir.values import carried_dtype
+from serrate.frontend.ops.movement import pulled, require_inside
+from serrate.ir.values import carried_dtype, position
 from serrate.ir.view import TensorView
 
+Distance = Callable[[TensorView, TensorView], TensorView]
 Deprecated = bool | None
 """`size_average` and `reduce`, which torch replaced by `reduction`."""
 
@@ -175,6 +180,161 @@ def margin_ranking_loss(
     _refuse_deprecated("margin_ranking_loss", size_average, reduce)
     gap = ops.mul(ops.neg(_exact(target)), ops.sub(_exact(input1), _exact(input2)))
     return _reduced("margin_ranking_loss", input1, ops.clamp(ops.add(gap, margin), 0.0), reduction)
+
+
+def gaussian_nll_loss(
+    input: TensorView,
+    target: TensorView,
+    var: TensorView | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> TensorView:
+    """`var` has the shape of `input`, or one value for all features: a last dim of 1, or none. Its sign is not checked."""
+    x, t = _exact(input), _exact(target)
+    if not isinstance(var, TensorView):
+        spread: Operand = max(var, eps)
+        logarithm: Operand = math.log(max(var, eps))
+    else:
+        own = ops.unsqueeze(_exact(var), -1) if var.ndim == input.ndim - 1 else _exact(var)
+        # As in torch, small variances are raised to `eps`, and their gradient is that of a variance of `eps`.
+        spread = ops.add(own, ops.detach(ops.sub(ops.clamp(own, eps), own)))
+        logarithm = ops.log(spread)
+    cost = ops.mul(ops.add(ops.div(ops.square(ops.sub(x, t)), spread), logarithm), 0.5)
+    return _reduced("gaussian_nll_loss", input, ops.add(cost, 0.5 * math.log(2 * math.pi)) if full else cost, reduction)
+
+
+def cosine_embedding_loss(
+    input1: TensorView,
+    input2: TensorView,
+    target: TensorView,
+    margin: float = 0.0,
+    size_average: Deprecated = None,
+    reduce: Deprecated = None,
+    reduction: str = "mean",
+) -> TensorView:
+    """Features are the last dim; `target` has a 1 or -1 for each pair."""
+    _refuse_deprecated("cosine_embedding_loss", size_average, reduce)
+    x, y = _exact(input1), _exact(input2)
+    sizes = (ops.add(ops.sum(ops.square(each), -1), 1e-12) for each in (x, y))
+    cosine = ops.div(ops.sum(ops.mul(x, y), -1), ops.sqrt(ops.mul(*sizes)))
+    same = ops.where(ops.eq(target, 1), ops.sub(1.0, cosine), 0.0)
+    other = ops.where(ops.eq(target, -1), ops.clamp(ops.sub(cosine, margin), 0.0), 0.0)
+    return _reduced("cosine_embedding_loss", input1, ops.add(same, other), reduction)
+
+
+def multi_margin_loss(
+    input: TensorView,
+    target: TensorView,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: TensorView | None = None,
+    size_average: Deprecated = None,
+    reduce: Deprecated = None,
+    reduction: str = "mean",
+) -> TensorView:
+    """Classes are the last dim."""
+    _refuse_deprecated("multi_margin_loss", size_average, reduce)
+    if p not in (1, 2):
+        raise CallError(f"multi_margin_loss: p must be 1 or 2, got {p}")
+    x = _exact(input)
+    _require_classes("multi_margin_loss", input, target, -100)
+    own = ops.gather(x, -1, ops.unsqueeze(target, -1))
+    gaps = ops.clamp(ops.add(ops.sub(x, own), margin), 0.0)
+    # The class itself has the margin as its gap, and does not count.
+    cost = ops.sub(ops.sum(gaps if p == 1 else ops.square(gaps), -1), max(margin, 0.0) ** p)
+    cost = ops.div(cost, input.size_of(-1))
+    if weight is not None:
+        cost = ops.mul(cost, ops.index(_exact(weight), target))
+    return _reduced("multi_margin_loss", input, cost, reduction)
+
+
+def multilabel_margin_loss(
+    input: TensorView,
+    target: TensorView,
+    size_average: Deprecated = None,
+    reduce: Deprecated = None,
+    reduction: str = "mean",
+) -> TensorView:
+    """Classes are the last dim; `target` lists classes up to the first -1."""
+    _refuse_deprecated("multilabel_margin_loss", size_average, reduce)
+    x, classes = _exact(input), input.domains[-1]
+    listed = ops.cumprod(ops.cast(ops.ge(target, 0), x.dtype), -1)
+    inside = ops.clamp(target, 0)
+    require_inside("multilabel_margin_loss: target", input, -1, inside)
+    number = pulled(x.fusion, torch.int64, (classes,), position(classes))
+    is_class = ops.cast(ops.eq(ops.unsqueeze(inside, -1), number), x.dtype)
+    among = ops.sum(ops.mul(is_class, ops.unsqueeze(listed, -1)), -2)
+    gaps = ops.clamp(ops.add(ops.sub(ops.unsqueeze(x, -2), ops.unsqueeze(ops.gather(x, -1, inside), -1)), 1.0), 0.0)
+    counted = ops.mul(ops.unsqueeze(listed, -1), ops.unsqueeze(ops.cast(ops.eq(among, 0.0), x.dtype), -2))
+    cost = ops.div(ops.sum(ops.mul(gaps, counted), (-2, -1)), input.size_of(-1))
+    return _reduced("multilabel_margin_loss", input, cost, reduction)
+
+
+def multilabel_soft_margin_loss(
+    input: TensorView,
+    target: TensorView,
+    weight: TensorView | None = None,
+    size_average: Deprecated = None,
+    reduce: Deprecated = None,
+    reduction: str = "mean",
+) -> TensorView:
+    """Classes are the last dim."""
+    _refuse_deprecated("multilabel_soft_margin_loss", size_average, reduce)
+    x, t = _exact(input), _exact(target)
+    yes, no = (ops.neg(ops.softplus(ops.neg(each))) for each in (x, ops.neg(x)))
+    cost = ops.neg(ops.add(ops.mul(t, yes), ops.mul(ops.sub(1.0, t), no)))
+    cost = ops.mean(cost if weight is None else ops.mul(cost, weight), -1)
+    return _reduced("multilabel_soft_margin_loss", input, cost, reduction)
+
+
+def triplet_margin_loss(
+    anchor: TensorView,
+    positive: TensorView,
+    negative: TensorView,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: Deprecated = None,
+    reduce: Deprecated = None,
+    reduction: str = "mean",
+) -> TensorView:
+    """Features are the last dim."""
+    _refuse_deprecated("triplet_margin_loss", size_average, reduce)
+
+    def distance(x: TensorView, y: TensorView) -> TensorView:
+        far = ops.abs(ops.add(ops.sub(_exact(x), _exact(y)), eps))
+        return ops.sqrt(ops.sum(ops.square(far), -1)) if p == 2 else ops.pow(ops.sum(ops.pow(far, p), -1), 1.0 / p)
+
+    cost = _triplet(distance, anchor, positive, negative, margin, swap)
+    return _reduced("triplet_margin_loss", anchor, cost, reduction)
+
+
+def triplet_margin_with_distance_loss(
+    anchor: TensorView,
+    positive: TensorView,
+    negative: TensorView,
+    *,
+    distance_function: Distance | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> TensorView:
+    """`distance_function` takes and returns traced tensors; the default is that of `triplet_margin_loss`."""
+    if distance_function is None:
+        return triplet_margin_loss(anchor, positive, negative, margin, swap=swap, reduction=reduction)
+    cost = _triplet(distance_function, anchor, positive, negative, margin, swap)
+    return _reduced("triplet_margin_with_distance_loss", anchor, cost, reduction)
+
+
+def _triplet(
+    distance: Distance, anchor: TensorView, positive: TensorView, negative: TensorView, margin: float, swap: bool
+) -> TensorView:
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = ops.minimum(far, distance(positive, negative))
+    return ops.clamp(ops.add(ops.sub(near, far), margin), 0.0)
 
 
 def nll_loss(
