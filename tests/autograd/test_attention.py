@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from serrate import JaggedTensor, jit, ops
+from serrate import JaggedTensor, ir, jit, ops
 from serrate.engine import Compiled
+from serrate.errors import StructureMismatch
 from serrate.ir.ragged import RaggedIterDomain
 
 LENGTHS = [150, 0, 3, 129, 260]
@@ -91,3 +92,21 @@ def test_a_query_without_keys_gets_a_gradient_of_zero() -> None:
     F.scaled_dot_product_attention(*sides).values.sum().backward()
     assert all(x.grad is not None for x in (q, k, v))
     assert torch.equal(q.grad, torch.zeros(3, 2)) and torch.equal(v.grad, torch.ones(1, 2))
+
+
+def test_queries_keys_and_values_with_offsets_of_their_own() -> None:
+    """As on a GPU, where equal offsets in different tensors are found equal only at run time."""
+    lengths, offsets = [3, 0, 2], torch.tensor([0, 3, 3, 5])
+    with ir.Fusion() as f:
+        given = [(f.input((None, 2), torch.float32), f.input((None,), torch.int64)) for _ in range(3)]
+        f.output(ops.attention(*(ops.as_nested(*each) for each in given)))
+    sides = [torch.randn(5, 2, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in range(3)]
+    found = f.compile("cpp")(sides[0], offsets, sides[1], offsets.clone(), sides[2], offsets.clone()).values
+    parts = zip(*(x.split(lengths) for x in sides), strict=True)
+    wanted = torch.cat([F.scaled_dot_product_attention(*each) for each in parts])
+    torch.testing.assert_close(found, wanted)
+    both = (torch.autograd.grad(y.square().sum(), sides) for y in (found, wanted))
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with pytest.raises(StructureMismatch, match="the rows differ"):
+        f.compile("cpp")(sides[0], offsets, sides[1], offsets, sides[2], torch.tensor([0, 2, 3, 5]))
