@@ -50,6 +50,8 @@ NUMBER_BYTES = 16
 """The most bytes of a position that count as a plain number."""
 SHORT = 4096
 """The longest row that a GPU treats as short: a worker with few warps soon finishes it."""
+LEAST_TILE, SHORT_TILE = 8, 64
+"""Positions of a block of rows of features: at least so many, and as usual if rows are longer than that on average."""
 FEW = 64
 """The most positions of a row of numbers, on average, for which a GPU processes many rows together."""
 SHARES = 64
@@ -91,15 +93,16 @@ def choose(
         return "masked", {}
     if target.keeps_rows:
         return "maskless", {"keep_rows": row_bytes <= KEPT_BYTES}
-    sizes = {name: size for name, size in _of_numbers(rows).items() if name not in ("chunk", "uncut")}
+    sizes = {name.removeprefix("short_"): n for name, n in _of_numbers(rows).items() if name not in ("chunk", "uncut")}
     return "maskless", {**sizes, "short": True} if rows.longest <= SHORT else sizes
 
 
 def _of_numbers(rows: RowStatistics) -> dict[str, int]:
-    """The sizes for rows of plain numbers on a GPU: small blocks, because most rows would not fill larger ones; groups of rows
-    that do not even fill those."""
+    """The sizes for short rows, and for rows of plain numbers, on a GPU: small blocks, because most rows would not fill larger
+    ones; groups of rows that do not even fill those."""
+    mean = rows.total // max(rows.count, 1)
     if rows.position_bytes > NUMBER_BYTES:
-        return {}
+        return {"short_tile": max(1 << mean.bit_length(), LEAST_TILE)} if mean < SHORT_TILE else {}
     if rows.total <= FEW * rows.count:
         return {"tile": 512, "chunk": 512, "uncut": 2, "warps": 2, "stages": 1, "rows": 16}
     return {"tile": 1024, "chunk": 8192, "uncut": 2, "warps": 4, "stages": 1}

@@ -34,12 +34,12 @@ from serrate.ir.values import Role
 def by_length(whole: TileProgram, pieces: TileProgram, most: int) -> TileProgram:
     """Rows of at most `most` positions as `whole` schedules them, longer ones as `pieces` does."""
     found = [_grid(phase) for phase in pieces.phases]
-    rows = _grid(whole.phases[0]) if len(whole.phases) == 1 else ()
     lists = [loops[0].domain for loops in found if loops and isinstance(loops[0].domain.definition, Combine)]
+    if long := [each for each in lists if lists_long_rows(each)]:
+        return _rows_first(whole, pieces, long, most)
+    rows = _grid(whole.phases[0]) if len(whole.phases) == 1 else ()
     if not rows or not lists or not found[0] or found[0][0].domain is not lists[0] or len(pieces.phases) == 1:
         raise ScheduleError("rows are not processed one by one, or their pieces leave no partial results")
-    if any(lists_long_rows(each) for each in lists):
-        return _rows_first(whole, pieces, rows, found, lists, most)
     if any(t.role is not Role.OUTPUT for t in whole.phases[0].writes & pieces.phases[0].writes):
         raise ScheduleError("pieces and whole rows write the same temporary")
     component, row, size = _pieces(lists[0])
@@ -59,34 +59,35 @@ def by_length(whole: TileProgram, pieces: TileProgram, most: int) -> TileProgram
     return pieces.with_phases(tuple(phases))
 
 
-def _rows_first(
-    whole: TileProgram,
-    pieces: TileProgram,
-    rows: tuple[Loop, ...],
-    found: list[tuple[Loop, ...]],
-    lists: list[IterDomain],
-    most: int,
-) -> TileProgram:
-    """Short rows on their own, then lists of the pieces of long ones."""
+def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain], most: int) -> TileProgram:
+    """Short rows on their own, then lists of the pieces of long ones. Phases that do not run over these rows, such as a check of
+    all indices, stay before or after them."""
     component, row, size = _pieces(lists[0])
     if any(_pieces(d) != (component, row, size) or not _lists_rows_longer_than(most, d) for d in lists):
         raise ScheduleError("not all phases run over the rows that are cut, or not in the same pieces")
-    finished: Statement = At(rows[0].domain, rows[0].domain, rows[-1].body)
-    if rows[0].domain.uid == component.uid:
-        finished = ByLength(row, 0, most, (finished,), ())
-    elif not _leaves_long_rows(whole.phases[0], row, most):
-        raise ScheduleError("rows are not processed one by one, and long ones are not left out")
-    phases = [Phase(f"{whole.phases[0].name}_short", _around(rows, finished))]
-    for phase, loops in zip(pieces.phases, found, strict=True):
+    long: list[Phase] = []
+    for phase in pieces.phases:
+        loops = _grid(phase)
         if loops and any(loops[0].domain is d for d in lists):
-            phases.append(phase)
+            long.append(phase)
         elif loops and loops[0].domain.uid == component.uid:
             listed = combine(component, first_of(lists[0]))
             of_row = At(component, listed, loops[-1].body, finishes=False)
-            phases.append(replace(phase, body=_around((replace(loops[0], domain=listed), *loops[1:]), of_row)))
-        else:
-            raise ScheduleError(f"phase {phase.name} does not run over the rows that are cut")
-    return pieces.with_phases(tuple(phases))
+            long.append(replace(phase, body=_around((replace(loops[0], domain=listed), *loops[1:]), of_row)))
+    others = {phase.name: phase for phase in pieces.phases if phase.name not in {each.name for each in long}}
+    (at, short), *more = [(k, phase) for k, phase in enumerate(whole.phases) if phase.name not in others]
+    if more or len(whole.phases) != len(others) + 1 or len(long) == 1:
+        raise ScheduleError("not all phases run over the rows that are cut, or their pieces leave no partial results")
+    rows = _grid(short)
+    if not rows:
+        raise ScheduleError("rows are not processed one by one")
+    finished: Statement = At(rows[0].domain, rows[0].domain, rows[-1].body)
+    if rows[0].domain.uid == component.uid:
+        finished = ByLength(row, 0, most, (finished,), ())
+    elif not _leaves_long_rows(short, row, most):
+        raise ScheduleError("rows are not processed one by one, and long ones are not left out")
+    before, after = ([others[phase.name] for phase in part] for part in (whole.phases[:at], whole.phases[at + 1 :]))
+    return pieces.with_phases((*before, Phase(f"{short.name}_short", _around(rows, finished)), *long, *after))
 
 
 def short_part(row: RaggedIterDomain, most: int) -> RaggedIterDomain:

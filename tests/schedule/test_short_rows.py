@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from serrate import ir, ops
 from serrate.ir.ragged_transforms import lists_long_rows
-from serrate.ir.tile import ByLength, Loop, statements
+from serrate.ir.tile import LANES, ByLength, Loop, statements
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
@@ -141,3 +141,30 @@ def test_private_rows_are_no_longer_than_a_piece() -> None:
     run = compiled("softmax", "cpp", "persistent_dynamic", tile=8, chunk=PART)
     ready = run.stages[0].prepared(run.binder.bind((values, offsets)))
     assert [t.shape[0] for t in ready.private] == [PART]
+
+
+@pytest.mark.triton
+def test_short_rows_beside_work_that_is_not_by_rows() -> None:
+    """Sums of rows, the sum of everything, and all elements doubled: the rows are still finished apart from longer ones."""
+    lengths = LENGTHS[0]
+    values, offsets = arguments(lengths)
+    with ir.Fusion() as f:
+        x, described = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        rows = ops.as_nested(x, described)
+        f.output(ops.sum(rows, 1), ops.sum(x, 0), ops.mul(x, 2.0))
+    run = f.compile("triton", strategy="persistent_dynamic", tile=8, chunk=PART, short_tile=4)
+    assert run.plan(values, offsets).short is not None
+    sums, total, doubled = run(values, offsets)
+    torch.testing.assert_close(sums, torch.stack([row.sum(0) for row in values.split(lengths)]))
+    torch.testing.assert_close(total, values.sum(0))
+    assert torch.equal(doubled, values * 2)
+
+
+def test_a_block_of_positions_beside_other_lanes_is_not_larger_than_the_target_holds() -> None:
+    with ir.Fusion() as f:
+        x, described = f.input((None, None), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.softmax(ops.as_nested(x, described), 1))
+    naive = f.compile("reference").stages[0].naive
+    (phase,) = plan(naive, "maskless", GPU, tile=512).apply(naive).phases
+    blocks = {n.domain.extent_expr.value for n in statements(phase.body) if isinstance(n, Loop) and n.kind is LANES}
+    assert blocks == {GPU.column_bytes // 4, GPU.largest // (GPU.column_bytes // 4)}

@@ -466,7 +466,8 @@ def in_columns(target: Target, shapes: Sequence[Shape]) -> Target:
     last = {s.regular[-1].uid if s.regular and s.regular[-1].uid not in s.reduced else None for s in shapes if s.own_rows}
     if not target.column_bytes or len(last) != 1 or None in last or any(s.is_product for s in shapes):
         return target
-    itemsize = max(r.dtype.itemsize for s in shapes for v in s.leaf.values for r in v.reads)
+    reads = (r for s in shapes for v in s.leaf.values for r in v.reads)
+    itemsize = max((r.dtype.itemsize for r in reads if last & {d.uid for d in domains_of(r.index)}), default=target.column_bytes)
     return replace(target, widest=min(target.widest, max(target.column_bytes // itemsize, 1)))
 
 

@@ -56,9 +56,10 @@ def persistent_dynamic(
     lanes: Lanes | None = None,
     rows: int | None = None,
     uncut: int | None = None,
+    short_tile: int | None = None,
 ) -> Plan:
     """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them. On a GPU, rows of up to
-    `uncut` pieces stay whole, and can be processed in groups of `rows`."""
+    `uncut` pieces stay whole, in blocks of `short_tile`, and can be processed in groups of `rows`."""
     if program.axes:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
     # On a GPU, short rows are launched on their own: both kinds of rows in one program would need the registers of both.
@@ -66,7 +67,8 @@ def persistent_dynamic(
     try:
         whole = (uncut or (1 if chunk else UNCUT)) if apart else 0
         plan = _pieces(program, target, tile, chunk, warps, stages, lanes, uncut=whole)
-        return _with_short_rows(plan, program, target, tile, warps, stages, rows if apart else None, max(whole, 1))
+        short = short_tile or tile
+        return _with_short_rows(plan, program, target, short, warps, stages, rows if apart else None, max(whole, 1))
     except ScheduleError:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
 
