@@ -54,15 +54,15 @@ from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.deferred import Arrival, install_summary
-from serrate.tensor.hints import Hints
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import version
 from serrate.tuner.buckets import bucket_of
 from serrate.tuner.candidates import Candidate, Space, space_of
 from serrate.tuner.identity import compiler_identity, device_identity
 from serrate.tuner.laboratory import Arena, OutputArena, ProgramLaboratory
-from serrate.tuner.policy import Policy, is_paused, paused
-from serrate.tuner.record import ProgramKey
+from serrate.tuner.policy import Policy, is_paused, paused, tuning
+from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.tuner import ProgramTuner, text_digest
 
 _plans, _sources = logs.logger("plan"), logs.logger("source")
@@ -140,6 +140,16 @@ class BuiltProgram(NamedTuple):
     """The positions of the fusion's results among the program's tensors; -1 for results of other stages."""
 
 
+class CallFacts(NamedTuple):
+    """What the choice of a plan for a call depends on."""
+
+    usual: Candidate
+    """The choice that is made without measuring."""
+    rows: RowStatistics | None
+    variation: Callable[[], float | None]
+    """The standard deviation of lengths over their mean, if the host knows it."""
+
+
 class CompiledStage(ABC):
     """A tile program and everything built for it so far: a stage of a fusion, or a device loop of a kernel."""
 
@@ -171,24 +181,17 @@ class CompiledStage(ABC):
         """Whether a tensor must have its exact size, even if that takes a host copy of lengths."""
         return False
 
-    def chosen(
-        self,
-        call: BoundCall,
-        backend: str,
-        usual: Candidate,
-        rows: RowStatistics | None,
-        variation: Callable[[], float | None],
-        arena: Callable[[bool], Arena],
-    ) -> Candidate:
+    def chosen(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena]) -> Candidate:
         """The candidate for a call: remembered, measured now in an `arena`, or the usual one."""
-        if backend == "reference":
-            return usual
-        tuner = self._tuner(backend, call.device)
-        if tuner.is_idle():
-            return usual
-        sizes = call.numbers if rows is None else (*call.numbers, rows.count, rows.total)
+        if backend == "reference" or self._tuner(backend, call.device).is_idle():
+            return facts.usual
+        return self.tuning(call, backend, facts, arena).chosen
+
+    def tuning(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena] | None = None) -> Tuning:
+        """What is known about the plans for a call; without an `arena`, nothing is measured."""
 
         def laboratory(copies: bool) -> ProgramLaboratory:
+            assert arena is not None
             return ProgramLaboratory(
                 lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
                 lambda candidate: (backend, candidate) in self._built,
@@ -196,7 +199,11 @@ class CompiledStage(ABC):
                 call.device,
             )
 
-        return tuner.choice(bucket_of(sizes, rows, variation(), call.hints), self._space(usual, backend), laboratory)
+        rows = facts.rows
+        sizes = call.numbers if rows is None else (*call.numbers, rows.count, rows.total)
+        bucket = bucket_of(sizes, rows, facts.variation(), call.hints)
+        tuner = self._tuner(backend, call.device)
+        return tuner.tuning(bucket, self._space(facts.usual, backend), None if arena is None else laboratory)
 
     def _tuner(self, backend: str, device: torch.device) -> ProgramTuner:
         at = (backend, device, torch.get_num_threads())
@@ -417,14 +424,25 @@ class FusionStage(CompiledStage):
 
     def _chosen(self, call: BoundCall, backend: str) -> BuiltProgram:
         """The program under the plan that is named, remembered, measured or usual for this call."""
-        owner, binder = self.owner, self.binder
+        named = self._named(backend)
+        if named is not None:
+            return self.built(call, backend, named)
+        facts = self._call_facts(call, backend)
+        return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual)
+
+    def _named(self, backend: str) -> Candidate | None:
+        """What the user has chosen, or a mode."""
+        owner = self.owner
         if is_batch_invariant():
             named = "by_hand" if owner.hand else owner.strategy
             strategy, options = invariant(named, owner.options, BACKENDS[backend], self.naive.name)
-            return self.built(call, backend, Candidate(strategy, tuple(options.items())))
+            return Candidate(strategy, tuple(options.items()))
         if owner.strategy is not None or owner.hand is not None:
-            return self.built(call, backend, Candidate(owner.strategy or "by_hand", tuple(owner.options.items())))
-        target, facts = BACKENDS[backend], self._facts
+            return Candidate(owner.strategy or "by_hand", tuple(owner.options.items()))
+        return None
+
+    def _call_facts(self, call: BoundCall, backend: str) -> CallFacts:
+        binder, target, facts = self.binder, BACKENDS[backend], self._facts
         rows, product = None, False
         if facts is not None:
             width, count, exact, bound = self._facts_readers
@@ -436,12 +454,16 @@ class FusionStage(CompiledStage):
             product = facts.product
         distribution = call.hints.distribution
         strategy, options = choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
-        usual = Candidate(strategy, tuple(options.items()))
 
         def variation() -> float | None:
             return None if facts is None else binder.known_variation(call, facts.ragged)
 
-        return self.built_or(call, backend, self.chosen(call, backend, usual, rows, variation, self._arena(call)), usual)
+        return CallFacts(Candidate(strategy, tuple(options.items())), rows, variation)
+
+    def known(self, call: BoundCall) -> Tuning | None:
+        """What is known about the plans for a call; None if the user has chosen one."""
+        backend = self.owner.backend or default_backend(call.device)
+        return None if self._named(backend) is not None else self.tuning(call, backend, self._call_facts(call, backend))
 
     def _arena(self, call: BoundCall) -> Callable[[bool], Arena]:
         def arena(copies: bool) -> Arena:
@@ -735,7 +757,7 @@ class Compiled:
         return call
 
     def _run_stages(
-        self, call: BoundCall, seen: Callable[[Prepared], None] = lambda _: None
+        self, call: BoundCall, seen: Callable[[FusionStage, BoundCall, Prepared], None] = lambda *_: None
     ) -> tuple[BoundCall, dict[str, torch.Tensor]]:
         computed: dict[str, torch.Tensor] = {}
         call = BoundCall(call.args, call.numbers, call.device, call.known, computed, hints=call.hints)
@@ -746,7 +768,7 @@ class Compiled:
                 program = stage.naive
                 ready = stage.prepared(call)
                 tensors = stage.run(call, [env[t.name] for t in program.inputs], ready)
-                seen(ready)
+                seen(stage, call, ready)
                 made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
             else:
                 given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
@@ -769,14 +791,30 @@ class Compiled:
 
     def _prepared(self, *args: Any) -> list[Prepared]:
         """The `Prepared` of every stage of a call; runs earlier stages, because later ones need their results."""
+        return [ready for _, _, ready in self._visited(*args)]
+
+    def _visited(self, *args: Any, hints: Hints = NO_HINTS) -> list[tuple[FusionStage, BoundCall, Prepared]]:
+        """The stages of a call, with what each is called with. Nothing is measured."""
         plain, ragged = self._plain(args)
         call = self.binder.bind(self._seeded(plain), known_rows(ragged))
-        found: list[Prepared] = []
+        call.hints = hints
+        found: list[tuple[FusionStage, BoundCall, Prepared]] = []
         with paused():
             if self._whole is not None:
-                return [self._whole.prepared(call)]
-            self._run_stages(call, found.append)
+                return [(self._whole, call, self._whole.prepared(call))]
+            self._run_stages(call, lambda *visited: found.append(visited))
         return found
+
+    def tunings(self, *args: Any, hints: Hints = NO_HINTS) -> list[Tuning]:
+        """What is known about the plans for these arguments, one record per stage unless the user has named a plan; nothing is
+        measured."""
+        return [known for stage, call, _ in self._visited(*args, hints=hints) if (known := stage.known(call)) is not None]
+
+    def tune(self, *args: Any, effort: str | None = None) -> list[Tuning]:
+        """Measures plans for these arguments, also if they were measured before; returns what was found."""
+        with tuning(effort, again=True):
+            self(*args)
+        return self.tunings(*args)
 
     def executables(self, *args: Any) -> list[CppExecutable | TensorExecutable]:
         """The programs that run for these arguments, one for each stage."""

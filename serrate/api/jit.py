@@ -42,7 +42,8 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.torch_private import has_tangent, in_dual_level
-from serrate.tuner.policy import EAGER, USUAL, Policy
+from serrate.tuner.policy import EAGER, USUAL, Policy, tuning
+from serrate.tuner.record import Tuning
 
 KINDS = 64
 """The most signatures for which a function keeps programs; the least recently used is dropped first."""
@@ -402,6 +403,19 @@ class Jitted:
         """The plan for these arguments; if there are several stages, that of the last."""
         compiled, tensors = self.compiled(*args, **kwargs)
         return compiled.plan(*tensors)
+
+    def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
+        """What is known about the plans of the stages for these arguments; nothing is measured."""
+        compiled, tensors = self.compiled(*args, **kwargs)
+        # As in a call, the first ragged tensor's.
+        hints = next((leaf.hints for leaf in leaves_of(args, kwargs) if isinstance(leaf, JaggedTensor)), NO_HINTS)
+        return compiled.tunings(*tensors, hints=hints)
+
+    def tune(self, *args: Any, effort: str | None = None, **kwargs: Any) -> list[Tuning]:
+        """Measures plans on a call with these arguments, also if they were measured before; returns what was found."""
+        with tuning(effort, again=True):
+            self(*args, **kwargs)
+        return self.tunings(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """The plan of each stage for these arguments, with reasons, as for kernels."""

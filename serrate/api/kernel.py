@@ -25,7 +25,8 @@ from serrate.schedule.target import CPU
 from serrate.settings import EFFORTS
 from serrate.tiles.host import CompiledKernel
 from serrate.tiles.stage import Options, Variant
-from serrate.tuner.policy import USUAL, Policy
+from serrate.tuner.policy import USUAL, Policy, tuning
+from serrate.tuner.record import Tuning
 
 BACKENDS = ("cpp", "reference", "triton")
 FOR_GPUS = (
@@ -200,6 +201,16 @@ class Kernel:
         """The plan for these arguments, with reasons: tiles, strategy, what every loop carries, and settings without effect."""
         ignored = [f"without effect: {name}={value!r}" for name, value in self._without_effect().items()]
         return "\n".join([*(v.explained() for v in self._variants(args, kwargs)), *ignored])
+
+    def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
+        """What is known about the plans of the device loops for these arguments; nothing is run or measured."""
+        return self._on(settings.current().backend).tunings(*args, **kwargs)
+
+    def tune(self, *args: Any, effort: str | None = None, **kwargs: Any) -> list[Tuning]:
+        """Measures plans on a call with these arguments, also if they were measured before; returns what was found."""
+        with tuning(effort, again=True):
+            self(*args, **kwargs)
+        return self.tunings(*args, **kwargs)
 
     def _variants(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Variant]:
         return self._on(settings.current().backend).variants(*args, **kwargs)

@@ -36,6 +36,7 @@ from serrate.tiles.sources import Fixed, Items
 from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options, Variant
 from serrate.tiles.trace import DEFAULT_BLOCK
+from serrate.tuner.record import Tuning
 
 
 class Host(BlockSizes):
@@ -161,6 +162,10 @@ class CompiledKernel:
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """The programs for these arguments, without running them."""
         return [program.variant(items) for program, items in self._asked(args, kwargs)]
+
+    def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
+        """What is known about the plans of the device loops for these arguments; nothing is measured."""
+        return [known for program, items in self._asked(args, kwargs) if (known := program.known(items)) is not None]
 
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
         """These programs, each bound to its arguments, for timing them without the rest of a call."""

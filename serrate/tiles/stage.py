@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from serrate import logs
-from serrate.engine import BuiltProgram, CompiledStage, default_backend
+from serrate.engine import BuiltProgram, CallFacts, CompiledStage, default_backend
 from serrate.errors import KernelError, StrategyError
 from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, nodes, values_of
 from serrate.ir.tile import TileProgram
@@ -33,6 +33,7 @@ from serrate.tiles.sources import ArgumentSources, Items, TensorSource
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import CopyArena
 from serrate.tuner.policy import NEVER, Policy, paused
+from serrate.tuner.record import Tuning
 
 log = logs.logger("plan")
 
@@ -183,9 +184,17 @@ class LoopStage(CompiledStage):
         return built
 
     def _prepared(self, items: Items) -> Prepared:
-        call = self._sources.call(items)
+        call, backend = self._sources.call(items), self._backend
         if self._options.strategy is not None:
-            return self.prepare(call, self.built(call, self._backend, Candidate(self._options.strategy)))
+            return self.prepare(call, self.built(call, backend, Candidate(self._options.strategy)))
+        facts = self._call_facts(items, call)
+
+        def arena(copies: bool) -> CopyArena:
+            return self._arena(items, call, facts.usual, copies)
+
+        return self.prepare(call, self.built_or(call, backend, self.chosen(call, backend, facts, arena), facts.usual))
+
+    def _call_facts(self, items: Items, call: BoundCall) -> CallFacts:
         structures = self._sources.structures(items)
         call.hints = self._sources.hints(items)
         # Only if rows can be cut; otherwise there are no pieces to distribute.
@@ -197,16 +206,14 @@ class LoopStage(CompiledStage):
             last = structure
         first = structures[0] if structures else None
         rows = None if first is None else _statistics(first)
+        return CallFacts(usual, rows, lambda: None if first is None else known_variation(*first.at(-1)))
 
-        def variation() -> float | None:
-            return None if first is None else known_variation(*first.at(-1))
-
-        def arena(copies: bool) -> CopyArena:
-            return self._arena(items, call, usual, copies)
-
-        return self.prepare(
-            call, self.built_or(call, self._backend, self.chosen(call, self._backend, usual, rows, variation, arena), usual)
-        )
+    def known(self, items: Items) -> Tuning | None:
+        """What is known about the plans for these arguments; None if the user has chosen one."""
+        if self._options.strategy is not None:
+            return None
+        call = self._sources.call(items)
+        return self.tuning(call, self._backend, self._call_facts(items, call))
 
     def _arena(self, items: Items, call: BoundCall, usual: Candidate, copies: bool) -> CopyArena:
         """Copies of the memory that the program stores to, which is the caller's."""

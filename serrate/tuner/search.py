@@ -214,12 +214,13 @@ class Halving(Searcher):
         if not race.running():
             return
         self._drop_hopeless(race)
+        limit = self.near * race.seconds(race.best())
+        leading = sorted((c for c in race.running() if race.seconds(c) <= limit), key=race.seconds)
         for _ in range(self.steps):
-            limit = self.near * race.seconds(race.best())
-            leading = sorted((c for c in race.running() if race.seconds(c) <= limit), key=race.seconds)
-            if not race.enter((variant for c in leading[:2] for variant in space.variants(c)), share=0.5):
+            if not race.enter((variant for c in leading for variant in space.variants(c)), share=0.5):
                 break
             self._drop_hopeless(race)
+            leading = [race.best()]
         self._finish(race)
 
     def _drop_hopeless(self, race: Race) -> None:

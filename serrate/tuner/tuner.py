@@ -25,7 +25,7 @@ from serrate.runtime.locks import making
 from serrate.runtime.progress import progress
 from serrate.tuner import ranks
 from serrate.tuner.buckets import Bucket
-from serrate.tuner.candidates import Candidate, Space
+from serrate.tuner.candidates import Space
 from serrate.tuner.policy import Policy, may_measure, measured_again
 from serrate.tuner.record import ProgramKey, Shelf, Tuning, shelf
 from serrate.tuner.search import Effort, Laboratory
@@ -53,10 +53,6 @@ class ProgramTuner:
     def is_idle(self) -> bool:
         """Whether there is nothing to choose from: no records, and none will be made now."""
         return self.policy.now() is None and not self.shelf.known
-
-    def choice(self, bucket: Bucket, space: Space, laboratory: Laboratories) -> Candidate:
-        """The candidate for a call."""
-        return self.tuning(bucket, space, laboratory).chosen
 
     def tuning(self, bucket: Bucket, space: Space, laboratory: Laboratories | None = None) -> Tuning:
         """The record for a call; without a laboratory, nothing is measured."""

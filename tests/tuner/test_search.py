@@ -1,0 +1,196 @@
+"""Searchers, on a clock and times of the test's own: nothing is compiled or waited for."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from serrate.schedule.target import CPU
+from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tuner.candidates import Candidate, Space, TileGroup
+from serrate.tuner.search import SPENT, Exhaustive, Halving, Searcher, Unfit
+
+SPACE = Space(Candidate("maskless"), CPU)
+OF_KERNEL = Space(Candidate("maskless"), CPU, (TileGroup(("k", "k2"), 64, None), TileGroup(("m",), 8, 16)), of_kernel=True)
+SEARCHERS = [Halving(), Exhaustive()]
+
+
+@dataclass
+class FakeLaboratory:
+    """Runs take the time that the test says, times noise; builds take `per_build` seconds."""
+
+    seconds: dict[Candidate, float]
+    usual: float = 1e-3
+    noise: float = 0.0
+    per_build: float = 0.1
+    failing: dict[Candidate, str] = field(default_factory=dict)
+    unfit: dict[Candidate, str] = field(default_factory=dict)
+    clock: float = 100.0
+    built: list[Candidate] = field(default_factory=list)
+    runs: list[Candidate] = field(default_factory=list)
+    known: frozenset[Candidate] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(0)
+
+    def now(self) -> float:
+        return self.clock
+
+    def is_built(self, candidate: Candidate) -> bool:
+        return candidate in self.known
+
+    def build(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+        self.clock += self.per_build * len([c for c in candidates if c not in self.known])
+        self.built += candidates
+        return {c: why for c, why in self.failing.items() if c in candidates}
+
+    def run(self, candidate: Candidate, repeats: int) -> float:
+        assert candidate in self.built
+        if candidate in self.unfit:
+            raise Unfit(self.unfit[candidate])
+        self.runs += [candidate] * repeats
+        times = [self.seconds.get(candidate, self.usual) * (1 + self.random.random() * self.noise) for _ in range(repeats)]
+        self.clock += sum(times)
+        return min(times)
+
+
+def test_the_usual_choice_is_built_and_timed_first() -> None:
+    laboratory = FakeLaboratory({})
+    found = Halving().search(SPACE, laboratory, laboratory.clock + 3)
+    assert laboratory.built[0] == laboratory.runs[0] == found.tried[0].candidate == SPACE.usual
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_every_strategy_is_timed(searcher: Searcher) -> None:
+    # One of them looks hopeless from the start.
+    laboratory = FakeLaboratory({Candidate("masked"): 0.02})
+    found = searcher.search(SPACE, laboratory, laboratory.clock + 3)
+    assert {each.candidate.strategy for each in found.tried if each.seconds is not None} == {
+        "maskless",
+        "masked",
+        "persistent_dynamic",
+    }
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+@pytest.mark.parametrize("space", [SPACE, OF_KERNEL])
+def test_without_noise_the_fastest_of_all_near_ones_wins(searcher: Searcher, space: Space) -> None:
+    for best in space.everything():
+        laboratory = FakeLaboratory({best: 0.5e-3}, per_build=0.01)
+        assert searcher.search(space, laboratory, laboratory.clock + 100).chosen == best
+
+
+@given(st.data())
+def test_the_choice_is_never_slower_than_the_usual_one(data: st.DataObject) -> None:
+    every = SPACE.everything()
+    times = {c: data.draw(st.floats(1e-5, 1e-1)) for c in every}
+    noise, per_build = data.draw(st.floats(0, 0.3)), data.draw(st.floats(0, 1))
+    laboratory = FakeLaboratory(times, noise=noise, per_build=per_build)
+    found = data.draw(st.sampled_from(SEARCHERS)).search(SPACE, laboratory, laboratory.clock + data.draw(st.floats(0.5, 10)))
+    usual = times[SPACE.usual]
+    assert times.get(found.chosen, laboratory.usual) <= usual * (1 + noise)
+
+
+@pytest.mark.parametrize("per_build", [0.01, 0.2, 0.5])
+@pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.05])
+def test_the_budget_is_kept(per_build: float, seconds: float) -> None:
+    laboratory = FakeLaboratory({}, usual=seconds, per_build=per_build, noise=0.1)
+    start = laboratory.clock
+    Halving().search(OF_KERNEL, laboratory, start + 3)
+    # The last step that was begun may end after it: a wave of builds, or a sample.
+    assert laboratory.clock - start < 3 + 2 * per_build + 4 * seconds
+
+
+def test_what_there_is_no_time_for_is_reported() -> None:
+    laboratory = FakeLaboratory({}, per_build=2.0)
+    found = Halving().search(SPACE, laboratory, laboratory.clock + 3)
+    reasons = {each.candidate: each.reason for each in found.tried if each.seconds is None}
+    assert reasons and set(reasons.values()) == {SPENT}
+    assert found.chosen == SPACE.usual
+
+
+def test_with_everything_built_no_time_is_set_aside_for_builds() -> None:
+    every = [c for opening in SPACE.openings() for c in (opening, *SPACE.variants(opening))]
+    laboratory = FakeLaboratory({}, per_build=5.0, known=frozenset(every))
+    found = Halving().search(SPACE, laboratory, laboratory.clock + 1)
+    assert len([each for each in found.tried if each.seconds is not None]) > 5
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_a_failing_candidate_carries_its_reason_and_is_not_chosen(searcher: Searcher) -> None:
+    failing, wrong = Candidate("masked"), Candidate("persistent_dynamic")
+    laboratory = FakeLaboratory({failing: 1e-6, wrong: 1e-6}, failing={failing: "not legal"}, unfit={wrong: "other results"})
+    found = searcher.search(SPACE, laboratory, laboratory.clock + 3)
+    reasons = {each.candidate: (each.seconds, each.reason) for each in found.tried}
+    assert reasons[failing] == (None, "not legal") and reasons[wrong] == (None, "other results")
+    assert found.chosen not in (failing, wrong)
+
+
+def test_if_even_the_usual_choice_fails_it_stays() -> None:
+    laboratory = FakeLaboratory({}, failing=dict.fromkeys(SPACE.everything(), "no compiler"))
+    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == SPACE.usual
+
+
+def test_losers_are_dropped_early() -> None:
+    slow = Candidate("masked")
+    laboratory = FakeLaboratory({slow: 10e-3}, noise=0.05)
+    found = Halving().search(SPACE, laboratory, laboratory.clock + 3)
+    (dropped,) = (each for each in found.tried if each.candidate == slow)
+    assert dropped.samples <= 2 and "times the best" in dropped.reason
+    assert laboratory.runs.count(slow) < laboratory.runs.count(found.chosen) / 2
+
+
+def test_samples_are_interleaved() -> None:
+    """A machine that is slower for a while is slower for all: between two samples of a finalist, others run."""
+    laboratory = FakeLaboratory({}, usual=5e-3, noise=0.2)
+    Halving().search(SPACE, laboratory, laboratory.clock + 3)
+    runs = laboratory.runs
+    longest = run = 1
+    for before, after in itertools.pairwise(runs):
+        run = run + 1 if before == after else 1
+        longest = max(longest, run)
+    # A first run with one sample of three, or two samples where the order of turns is reversed.
+    assert longest <= 6
+
+
+def test_a_tie_goes_to_the_usual_choice() -> None:
+    other = Candidate("persistent_dynamic")
+    laboratory = FakeLaboratory({other: 0.99e-3})
+    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == SPACE.usual
+    laboratory = FakeLaboratory({other: 0.9e-3})
+    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == other
+
+
+def test_the_search_ends_when_nothing_can_be_told_apart() -> None:
+    laboratory = FakeLaboratory({}, noise=0.0, per_build=0.0)
+    Halving().search(SPACE, laboratory, laboratory.clock + 1000)
+    assert laboratory.clock - 100 < 1
+
+
+def test_a_hint_decides_what_is_tried_first() -> None:
+    def order(hints: Hints) -> list[Candidate]:
+        laboratory = FakeLaboratory({})
+        Halving().search(SPACE, laboratory, laboratory.clock + 3, hints)
+        return laboratory.built[:3]
+
+    assert order(NO_HINTS)[1].strategy == "masked"
+    assert order(Hints(distribution="giant"))[1].strategy == "persistent_dynamic"
+
+
+def test_what_is_good_for_similar_calls_is_tried_next() -> None:
+    near = Candidate("masked", (("rows", 64),))
+    laboratory = FakeLaboratory({near: 0.5e-3})
+    found = Halving().search(SPACE, laboratory, laboratory.clock + 3, first=near)
+    assert laboratory.built[:2] == [SPACE.usual, near]
+    assert found.chosen == near
+
+
+def test_tiles_of_one_extent_change_together_and_stay_within_it() -> None:
+    changed = {variant.lanes for variant in OF_KERNEL.variants(Candidate("maskless"))}
+    assert changed == {(("k", 16), ("k2", 16)), (("k", 256), ("k2", 256)), (("m", 2),), (("m", 16),)}
