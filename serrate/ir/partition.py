@@ -16,6 +16,7 @@ from serrate.ir.domains import COORDINATE, IterDomain, IterType, NestedInts, ide
 from serrate.ir.expr import Array, Expr, as_expr, const, maximum, search
 from serrate.ir.nested import check_boundaries, depth_of, integers, listed
 from serrate.ir.ragged import Lengths, RaggedIterDomain, total_of
+from serrate.ir.recipes import RunningSum
 from serrate.ir.transforms import Known, Outputs, Transform, divisor, finish, merge, once, plain, serial
 
 Pair = tuple[IterDomain, RaggedIterDomain]
@@ -142,13 +143,17 @@ def _partitioned(
             if each.uid not in {d.uid for d in domain.owners}:
                 bound = None if bound is None and each.bound is None else each.host_bound * (extent if bound is None else bound)
                 extent = each.extent_expr * extent
-        if lengths is None:
-            length = starts[place + 1] - starts[place]
-        else:
+        start, sums = starts[place], starts.recipe
+        if lengths is not None:
             length, bound = lengths[COORDINATE], domain.host_bound if bound is None else bound
             extent = total_of(owner, length)
+        elif isinstance(sums, RunningSum) and not leading and sums.coordinate not in sums.term.symbols and not sums.term.arrays:
+            # Rows of one length need no boundaries.
+            length, start = sums.term, sums.term * COORDINATE
+        else:
+            length = starts[place + 1] - starts[place]
         ragged = RaggedIterDomain(
-            extent, name=ragged_name, pairing=pairing, component=owner, length=length, row_start=starts[place], bound=bound
+            extent, name=ragged_name, pairing=pairing, component=owner, length=length, row_start=start, bound=bound
         )
         return finish(Partition((domain,), (), starts, lengths, group), (component, ragged))
 

@@ -125,6 +125,11 @@ class RaggedIterDomain(IterDomain):
         return RaggedIterDomain.from_extents(differences(what, integers(what, offsets)), name=name)
 
     @property
+    def one_length(self) -> Expr | None:
+        """The length of all rows, if it is one that does not depend on data."""
+        return None if COORDINATE in self.length.symbols or self.length.arrays else self.length
+
+    @property
     def is_ragged(self) -> bool:
         return True
 

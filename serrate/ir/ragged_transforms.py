@@ -376,8 +376,9 @@ def product(outer: IterDomain, inner: IterDomain, *, total: Expr | None = None, 
     def make() -> Outputs:
         most = bound
         if total is None and bound is None:
-            # The sum of products of lengths is at most the product of their sums.
-            most = a.host_bound * b.host_bound
+            # The sum of products of lengths is at most the product of their sums, or of one length and the other's sum.
+            one = next(((n, other) for rows, other in ((a, b), (b, a)) if (n := rows.one_length) is not None), None)
+            most = a.host_bound * b.host_bound if one is None else one[0] * one[1].host_bound
         output = a.with_rows(a.length * b.length, name=f"{a.name}{b.name}", bound=most, total=total)
         return finish(RaggedProduct((a, b), ()), (output,))
 

@@ -115,7 +115,7 @@ class _LoopScope:
 
 def _once(loop: Loop) -> bool:
     """Whether a loop has exactly one position, so it needs neither a loop nor a lane."""
-    return not loop.domain.is_ragged and loop.domain.extent_expr.value == 1
+    return loop.domain.row_length.value == 1
 
 
 def loop_symbol(loop: Loop) -> Expr:

@@ -370,8 +370,10 @@ def _domains(phase: Phase) -> tuple[IterDomain, ...]:
 def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     """t[c] += x over (o, n)   ->   p[c, o] += x over n;  t[c] += p[c, o] over o   (`kept` is o)"""
     loops, leaf = _loops(program, phase)
-    if not isinstance(leaf, Accumulate) or leaf.merge or leaf.places:
+    if not isinstance(leaf, Accumulate) or leaf.merge:
         raise ScheduleError(f"phase {phase} is not a reduction of values; there is nothing to rfactor")
+    if len(leaf.values) > len(leaf.targets):
+        raise ScheduleError(f"phase {phase}: the values of {leaf.reduction} are scaled, so its states are not values themselves")
     chosen = tuple(loops[_position(loops, phase, name)][0] for name in kept)
     known = _known(leaf.index)
     if any(known.knows(d) for d in chosen):
@@ -383,11 +385,16 @@ def rfactor(program: TileProgram, phase: str, *kept: str) -> TileProgram:
     picked = {d.uid for d in chosen}
     logical = tuple(d for d, _ in loops if d.uid in picked or known.knows(d))
     suffix = "_".join(kept)
-    partial = tuple(Tensor(f"{t.name}_{suffix}", t.dtype, logical, storage_of(logical)) for t in leaf.targets)
+    places = tuple(
+        tuple(d for d in logical if d.uid in picked or at.knows(d)) for at in (_known(leaf.place(t)) for t in leaf.targets)
+    )
+    partial = tuple(
+        Tensor(f"{t.name}_{suffix}", t.dtype, place, storage_of(place)) for t, place in zip(leaf.targets, places, strict=True)
+    )
     left = tuple(d for d, _ in loops if all(d is not other for other in logical))
-    first = Accumulate(partial, logical, leaf.reduction, leaf.values, left)
-    values = tuple(read(p, logical) for p in partial)
-    second = Accumulate(leaf.targets, leaf.index, leaf.reduction, values, chosen, merge=True)
+    first = Accumulate(partial, logical, leaf.reduction, leaf.values, left, places=places if leaf.places else ())
+    values = tuple(read(p, place) for p, place in zip(partial, places, strict=True))
+    second = replace(leaf, values=values, over=chosen, merge=True)
     finish: Loops = tuple((d, SERIAL) for d in logical)
     return swap(program, phase, Phase(partial[0].name, nest(loops, first)), Phase(phase, nest(finish, second)))
 
@@ -679,8 +686,13 @@ def _known(index: Index) -> Indices:
 def _apart(index: Index, loops: tuple[Loop, ...], shared: set[int]) -> tuple[object, ...]:
     """The unshared loops of an access, for comparison: lanes compare by domain, any other loop is unlike all others."""
     known = _known(index)
-    own = [loop for loop in loops if loop.domain.uid not in shared and known.knows(loop.domain)]
+    own = [loop for loop in loops if loop.domain.uid not in shared and known.knows(loop.domain) and not _is_one(loop)]
     return tuple(loop.domain.uid if loop.kind is LANES else object() for loop in own)
+
+
+def _is_one(loop: Loop) -> bool:
+    """Whether a loop has one position: there is nothing to share."""
+    return loop.domain.row_length.value == 1
 
 
 def _places(index: Places) -> tuple[object, ...]:

@@ -232,7 +232,8 @@ def print_triton(program: LoopProgram, *, stages: Sequence[int] = (), interprete
         text, launch = _TritonPrinter(program, kernel, flying, interpreted, combiners).run()
         parts.append(text)
         launches.append(launch)
-    header = "".join(f"# {line}\n" for line in program.header)
+    # Python reads the encoding of a module from its first lines, and would take `decoding: ...` for one.
+    header = "".join(f"# {line}\n" for line in ("coding: utf-8", *program.header))
     code = "\n\n".join([*(text for _, text in combiners.values()), *parts])
     return TritonSource(program, header + with_helpers(code, interpreted=interpreted), tuple(launches))
 

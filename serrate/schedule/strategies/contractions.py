@@ -27,6 +27,10 @@ from serrate.schedule.target import Target, power_of_two_at_least
 LEAST = 16
 """The fewest queries or keys of a block: a GPU multiplies no smaller ones."""
 
+PIECE = 1024
+"""Keys of a piece, where few queries share many keys."""
+WHY = "keys are cut into pieces: there are too few queries to occupy all workers"
+
 
 @dataclass(frozen=True)
 class Contraction:
@@ -103,10 +107,58 @@ def _finishers(roots: Sequence[Shape], later: Sequence[Shape], kept: RaggedIterD
 
 
 def schedule_contraction(recorder: Recorder, found: Contraction, target: Target) -> None:
-    """Arranges the loops of all phases of a contraction, so that they can be fused."""
+    """Arranges the loops of all phases of a contraction, so that they can be fused. On a GPU, keys are cut into pieces if there
+    are few queries: their blocks alone would not occupy all of it, and a long sequence would keep one worker busy."""
     recorder.attempt("gather", *(shape.phase for shape in (*found.makers, *found.roots)))
+    if _is_cut(found, target):
+        _cut(recorder, found)
+        for shape in (*found.makers, *found.roots):
+            _arrange(recorder, found, shape, target, cut=True)
+        for shape in (*found.roots, *found.finishers):
+            _finish(recorder, found, shape, target)
+        return
     for shape in found.phases:
         _arrange(recorder, found, shape, target)
+
+
+def _is_cut(found: Contraction, target: Target) -> bool:
+    """Whether keys are cut: queries are few, and partial results can be combined."""
+    few = _longest(found)
+    whole = all(isinstance(s.leaf, Accumulate) and len(s.leaf.values) <= len(s.leaf.targets) for s in found.roots)
+    return target.many_workers and few is not None and few <= LEAST and whole
+
+
+def _cut(recorder: Recorder, found: Contraction) -> None:
+    """Cuts keys into pieces, with a partial result for each. These are stored by query and piece."""
+    component, rows, along = found.kept.component.name, found.kept.name, found.along.name
+    for shape in (*found.makers, *found.roots):
+        recorder.do("split", shape.phase, along, Sized(PIECE, WHY))
+    first = [component, rows, f"{along}o"]
+    for shape in found.roots:
+        others = [d.name for d in shape.domains if d.name not in (*first, along)]
+        recorder.do("reorder", shape.phase, *first, *others, f"{along}i")
+        recorder.do("rfactor", shape.phase, f"{along}o")
+
+
+def _finish(recorder: Recorder, found: Contraction, shape: Shape, target: Target) -> None:
+    """Combines the partial results of a query, in order, or stores its result."""
+    phase, component, rows, pieces = shape.phase, found.kept.component.name, found.kept.name, f"{found.along.name}o"
+    there = {d.uid for d in shape.domains}
+    grid = [component, *(d.name for d in found.outer if d.uid in there)]
+    serial, lanes = [rows], list[str]()
+    columns = [d for d in found.columns if d.uid in there]
+    width = power_of_two_at_least(max((_width(d, target) for d in columns), default=1))
+    for domain in columns:
+        recorder.do("split", phase, domain.name, Sized(width, "all features of a value"))
+        serial, lanes = [*serial, f"{domain.name}o"], [*lanes, f"{domain.name}i"]
+    if isinstance(shape.leaf, Accumulate):
+        recorder.do("split", phase, pieces, Sized(max(target.finish // width, 1), "as many partial results as a block holds"))
+        serial, lanes = [*serial, f"{pieces}o"], [f"{pieces}i", *lanes]
+    recorder.do("reorder", phase, *grid, *serial, *lanes)
+    for name in grid:
+        recorder.do("mark", phase, name, "grid")
+    for name in lanes:
+        recorder.do("mark", phase, name, "lanes")
 
 
 def _width(domain: IterDomain, target: Target) -> int:
@@ -136,18 +188,23 @@ def _longest(found: Contraction) -> int | None:
     return min((n for n in dims if n is not None), default=None)
 
 
-def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Target) -> None:
-    phase, component, rows = shape.phase, found.kept.component.name, found.kept.name
+def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Target, *, cut: bool = False) -> None:
+    """Blocks of queries on the grid, or, if they are cut, pieces of keys."""
+    phase, component, rows, keys = shape.phase, found.kept.component.name, found.kept.name, found.along.name
     there = {d.uid for d in shape.domains}
     outer = [d.name for d in found.outer if d.uid in there - found.beside]
     beside = [d.name for d in found.outer if d.uid in there & found.beside]
-    inner = [d.name for d in shape.domains if d.name not in (*outer, *beside, component, rows)]
+    inner = [d.name for d in shape.domains if d.name not in (*outer, *beside, component, rows, *([keys] if cut else []))]
     m, k = _blocks(found, target)
+    if cut and isinstance(shape.leaf, Accumulate) and shape in found.roots:
+        phase = f"{shape.leaf.targets[0].name}_{keys}o"
     why = f"blocks of {m} x {k} positions of the two sides"
     recorder.do("split", phase, rows, Sized(m, why))
-    recorder.do("reorder", phase, *outer, component, f"{rows}o", *beside, f"{rows}i", *inner)
-    recorder.do("combine", phase, component, f"{rows}o")
-    serial: list[str] = []
+    listed = f"{keys}o" if cut else f"{rows}o"
+    within = [f"{rows}o", f"{rows}i", f"{keys}i"] if cut else [f"{rows}i"]
+    recorder.do("reorder", phase, *outer, component, listed, *beside, *within, *inner)
+    recorder.do("combine", phase, component, listed)
+    serial = [f"{rows}o"] if cut else []
     lanes = [f"{rows}i"]
     depth = [d for d in shape.domains if d.uid in shape.reduced and d.uid != found.along.uid]
     # If keys are also the values, their features are columns of one phase and depth of another.
@@ -161,15 +218,11 @@ def _arrange(recorder: Recorder, found: Contraction, shape: Shape, target: Targe
         if extent == size and not domain.is_ragged:
             lanes.append(domain.name)
             continue
-        recorder.do(
-            "split",
-            phase,
-            domain.name,
-            Sized(size, why if domain.uid == found.along.uid else "as many features as a block holds"),
-        )
-        serial.append(f"{domain.name}o")
-        lanes.append(f"{domain.name}i")
-    grid = [*outer, f"{component}{rows}o", *beside]
+        name = f"{keys}i" if cut and domain.uid == found.along.uid else domain.name
+        recorder.do("split", phase, name, Sized(size, why if domain is found.along else "as many features as a block holds"))
+        serial.append(f"{name}o")
+        lanes.append(f"{name}i")
+    grid = [*outer, f"{component}{listed}", *beside]
     recorder.do("reorder", phase, *grid, *serial, *lanes)
     for name in grid:
         recorder.do("mark", phase, name, "grid")
