@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,7 +24,7 @@ from serrate.autograd.function import Differentiable
 from serrate.autograd.saved import Save, check_save
 from serrate.errors import BackendError, CompilerMissing, SerrateError, StrategyError, StructureMismatch
 from serrate.ir import hooks
-from serrate.ir.expr import Array, Expr
+from serrate.ir.expr import Array, Expr, Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain
@@ -65,6 +66,10 @@ from serrate.tuner.policy import Policy, is_paused, paused, tuning
 from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.tuner import ProgramTuner, text_digest
 
+if TYPE_CHECKING:
+    from serrate.report.collect import StageFacts
+    from serrate.report.data import Report
+
 _plans, _sources = logs.logger("plan"), logs.logger("source")
 
 Number = Callable[[BoundCall], int]
@@ -73,6 +78,9 @@ ShapeReader = Callable[[BoundCall], tuple[int, ...]]
 _numbers = itertools.count()
 FLAT = 64
 """The most sets of sizes that a program without offsets caches; the oldest is dropped first."""
+
+ONE_PLAN = "one plan serves all rows under batch_invariant()"
+"""Why a program has its plan in that mode."""
 
 BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
@@ -148,6 +156,8 @@ class CallFacts(NamedTuple):
     rows: RowStatistics | None
     variation: Callable[[], float | None]
     """The standard deviation of lengths over their mean, if the host knows it."""
+    why: str
+    """Why the usual choice is made."""
 
 
 class CompiledStage(ABC):
@@ -264,7 +274,6 @@ class CompiledStage(ABC):
         assert allocated[count:] == private, "private tensors are the last"
         program, arguments = built.program, self.arguments
         indices = tuple((k, a) for k, a in enumerate(program.arrays) if a.signed)
-        launched = dict(program.launched)
         return BuiltProgram(
             chosen,
             built,
@@ -275,9 +284,26 @@ class CompiledStage(ABC):
             tuple(self._shape_reader(t) for t in allocated[:count]),
             tuple(self._row_reader(t, chosen) for t in private),
             arguments.arrays_reader(program.arrays, together=backend == "triton"),
-            arguments.numbers_reader([s if s in arguments.symbols else launched[s] for s in program.symbols]),
+            arguments.numbers_reader(self._numbers_of(program)),
             self.result_places(program),
         )
+
+    def _numbers_of(self, program: LoopProgram) -> list[Expr]:
+        """What a program's symbols are, in terms of those of a call."""
+        launched = dict(program.launched)
+        return [s if s in self.arguments.symbols else launched[s] for s in program.symbols]
+
+    def explained(self, call: BoundCall, backend: str, ready: Prepared, why: str, known: Tuning | None) -> StageFacts:
+        """What `explain` reads: what runs for a call and why, and what is `known` about other plans."""
+        from serrate.report.collect import StageFacts  # imported here because `import serrate` must stay fast
+
+        def data(program: LoopProgram) -> tuple[dict[Array, InMemory], dict[Symbol, int]]:
+            arrays = self.arguments.arrays_reader(program.arrays, together=False)(call)
+            numbers = self.arguments.numbers_reader(self._numbers_of(program))(call)
+            return dict(zip(program.arrays, arrays, strict=True)), dict(zip(program.symbols, numbers, strict=True))
+
+        target = BACKENDS[backend]
+        return StageFacts(self.naive, call.device, backend, target, ready, why, known, lambda c: self.planned(c, target), data)
 
     def result_places(self, program: LoopProgram) -> tuple[int, ...]:
         """The positions of the fusion's results among the program's tensors."""
@@ -369,9 +395,9 @@ class FusionStage(CompiledStage):
 
     def prepared(self, call: BoundCall) -> Prepared:
         """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
-        if call.computed:
+        if call.computed or is_paused():
             return self.bound(call)
-        modes = (settings.current().plans, is_batch_invariant(), is_paused())
+        modes = (settings.current().plans, is_batch_invariant())
         key = (self._number, call.numbers, call.device, call.hints, *modes)
         owners = tuple(call.args[k] for k in self.binder.offsets)
         if owners:
@@ -453,17 +479,25 @@ class FusionStage(CompiledStage):
             rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
             product = facts.product
         distribution = call.hints.distribution
-        strategy, options = choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
+        strategy, options, why = choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
 
         def variation() -> float | None:
             return None if facts is None else binder.known_variation(call, facts.ragged)
 
-        return CallFacts(Candidate(strategy, tuple(options.items())), rows, variation)
+        return CallFacts(Candidate(strategy, tuple(options.items())), rows, variation, why)
 
     def known(self, call: BoundCall) -> Tuning | None:
         """What is known about the plans for a call; None if the user has chosen one."""
         backend = self.owner.backend or default_backend(call.device)
         return None if self._named(backend) is not None else self.tuning(call, backend, self._call_facts(call, backend))
+
+    def facts(self, call: BoundCall, ready: Prepared) -> StageFacts:
+        """What `explain` reads."""
+        backend = self.owner.backend or default_backend(call.device)
+        if self._named(backend) is None:
+            return self.explained(call, backend, ready, self._call_facts(call, backend).why, self.known(call))
+        why = "it was scheduled by hand" if self.owner.hand else "it was asked for"
+        return self.explained(call, backend, ready, ONE_PLAN if is_batch_invariant() else why, None)
 
     def _arena(self, call: BoundCall) -> Callable[[bool], Arena]:
         def arena(copies: bool) -> Arena:
@@ -815,6 +849,18 @@ class Compiled:
         with tuning(effort, again=True):
             self(*args)
         return self.tunings(*args)
+
+    def explain(self, *args: Any, html: str | Path | None = None) -> Report:
+        """What runs for these arguments, and why; prints as text. With `html`, it is also written to that file, as a page."""
+        from serrate.report.collect import report, rows_of_structures  # imported here because `import serrate` must stay fast
+
+        visited = self._visited(*args)
+        rows = rows_of_structures(self.binder.structures(self.fusion, visited[0][1]) if visited else ())
+        return report(self.fusion.name, [stage.facts(call, ready) for stage, call, ready in visited], rows, html=html)
+
+    def facts(self, *args: Any, hints: Hints = NO_HINTS) -> list[StageFacts]:
+        """What `explain` reads, for every stage."""
+        return [stage.facts(call, ready) for stage, call, ready in self._visited(*args, hints=hints)]
 
     def executables(self, *args: Any) -> list[CppExecutable | TensorExecutable]:
         """The programs that run for these arguments, one for each stage."""

@@ -32,6 +32,7 @@ ORDER = (
     "codegen",
     "runtime",
     "tuner",
+    "report",
     "autograd",
     "engine",
     "tiles",
@@ -61,6 +62,7 @@ ON_DEMAND = (
     "serrate.cli",
     "serrate.distributed",
     "serrate.draw",
+    "serrate.report",
     "serrate.analysis.inspection",
     "serrate.codegen.triton",
     "serrate.runtime.triton",
@@ -155,7 +157,9 @@ def test_no_stage_uses_what_is_for_people() -> None:
         for _, target in imported(path)
         if target[:2] == ("analysis", "inspection") or target[:1] == ("draw",)
     }
-    assert users <= {"analysis", "draw", "engine", *FREE}  # the engine gives `Fusion.draw` to the IR
+    assert users <= {"analysis", "draw", "report", "engine", *FREE}  # the engine gives `Fusion.draw` to the IR
+    readers = {unit_of(path) for path in modules() for _, unit in imported_units(path) if unit == "report"}
+    assert readers == {"report", "engine", "tiles", "api"}  # who has an `explain`
     inside = [path for path in modules() if unit_of(path) == "analysis" and "inspection" not in path.parts]
     own = [f"{path}:{line}" for path in inside for line, target in imported(path) if target[:2] == ("analysis", "inspection")]
     assert all("analysis/__init__.py" in place for place in own)

@@ -89,6 +89,24 @@ def needed(loops: Sequence[IterDomain], unbounded: Iterable[IterDomain] = ()) ->
     return path.ordered(open_)
 
 
+def settled(loops: Sequence[IterDomain]) -> list[Need]:
+    """The domains that need no check, because loops over `loops` stay inside them; each with the reason.
+
+    >>> from serrate.ir import IterDomain, split
+    >>> d = IterDomain(24, name="d")
+    >>> [(n.domain.name, n.reason) for n in settled(split(d, 8))]
+    [('do', 'its loop ends there'), ('di', 'its loop ends there'), ('d', '8 divides 24')]
+    """
+    path, kept = _Path(loops), needed(loops)
+    guarded = {need.domain.uid for need in kept}
+    found = {d.uid: Need(d, "its loop ends there") for d in loops if d.uid not in guarded}
+    for transform in path.transforms:
+        for source in transform.inputs:
+            if source.uid not in guarded:
+                found.setdefault(source.uid, Need(source, path.reason(source, transform, kept)))
+    return list(found.values())
+
+
 class _Path:
     """The path from domains to the loops derived from them."""
 
@@ -185,6 +203,21 @@ class _Path:
                     found.add(implied.uid)
                     pending.append((implied, below))
         return found
+
+    def reason(self, domain: IterDomain, transform: Transform, kept: Sequence[Need]) -> str:
+        """Why a domain that a transform has changed is in bounds."""
+        for need in kept:
+            if domain.uid in self.implied_by(need.domain, kept):
+                return f"implied by the guard of {need.domain.name}"
+        if isinstance(transform, Split):
+            return f"{transform.outputs[1].row_length} divides {domain.row_length if domain.is_ragged else domain.extent_expr}"
+        if isinstance(transform, Partition):
+            return "a position of a row is a position of the whole"
+        if isinstance(transform, Combine):
+            return f"every position of {transform.outputs[0].name} belongs to a row"
+        if isinstance(transform, Merge):
+            return f"{transform.outputs[0].name} has exactly the positions of both"
+        return f"{transform.outputs[0].name} is in bounds"
 
     def _combined(self, component: IterDomain, guarded: Sequence[IterDomain]) -> IterDomain | None:
         """The domain in which a component was combined with its rows, unless the length of a row is read on the way there."""

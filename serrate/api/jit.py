@@ -20,7 +20,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -40,10 +41,13 @@ from serrate.runtime.locks import making
 from serrate.runtime.results import known_rows
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
-from serrate.tensor.hints import NO_HINTS
+from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.torch_private import has_tangent, in_dual_level
 from serrate.tuner.policy import EAGER, USUAL, Policy, tuning
 from serrate.tuner.record import Tuning
+
+if TYPE_CHECKING:
+    from serrate.report.data import Report
 
 KINDS = 64
 """The most signatures for which a function keeps programs; the least recently used is dropped first."""
@@ -407,9 +411,7 @@ class Jitted:
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
         """What is known about the plans of the stages for these arguments; nothing is measured."""
         compiled, tensors = self.compiled(*args, **kwargs)
-        # As in a call, the first ragged tensor's.
-        hints = next((leaf.hints for leaf in leaves_of(args, kwargs) if isinstance(leaf, JaggedTensor)), NO_HINTS)
-        return compiled.tunings(*tensors, hints=hints)
+        return compiled.tunings(*tensors, hints=_hints(args, kwargs))
 
     def tune(self, *args: Any, effort: str | None = None, **kwargs: Any) -> list[Tuning]:
         """Measures plans on a call with these arguments, also if they were measured before; returns what was found."""
@@ -417,10 +419,19 @@ class Jitted:
             self(*args, **kwargs)
         return self.tunings(*args, **kwargs)
 
-    def explain(self, *args: Any, **kwargs: Any) -> str:
-        """The plan of each stage for these arguments, with reasons, as for kernels."""
+    def explain(self, *args: Any, html: str | Path | None = None, **kwargs: Any) -> Report:
+        """What runs for these arguments, and why: rows, the plan of each stage, tiles, guards, other candidates, source. It
+        prints as text, and has all of it as data. With `html`, it is also written to that file, as a page."""
+        from serrate.report.collect import report, rows_of_arguments  # imported here because `import serrate` must stay fast
+
         compiled, tensors = self.compiled(*args, **kwargs)
-        return "\n".join(line for plan in compiled.plans(*tensors) for line in plan.tree)
+        facts = compiled.facts(*tensors, hints=_hints(args, kwargs))
+        return report(compiled.fusion.name, facts, rows_of_arguments(self.fn, args, kwargs), html=html)
+
+
+def _hints(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hints:
+    """The hints of a call: those of its first ragged tensor."""
+    return next((leaf.hints for leaf in leaves_of(args, kwargs) if isinstance(leaf, JaggedTensor)), NO_HINTS)
 
 
 def _is_traced(value: Any) -> bool:

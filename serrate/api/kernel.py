@@ -10,7 +10,8 @@ import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from serrate import settings
 from serrate.api.kernel_gradients import KernelPair, check_backward
@@ -27,6 +28,9 @@ from serrate.tiles.host import CompiledKernel
 from serrate.tiles.stage import Options, Variant
 from serrate.tuner.policy import USUAL, Policy, tuning
 from serrate.tuner.record import Tuning
+
+if TYPE_CHECKING:
+    from serrate.report.data import Report
 
 BACKENDS = ("cpp", "reference", "triton")
 FOR_GPUS = (
@@ -197,10 +201,15 @@ class Kernel:
         """The kernel's device loops as tile programs, before tile sizes are chosen."""
         return "\n".join(str(v.program) for v in self._variants(args, kwargs))
 
-    def explain(self, *args: Any, **kwargs: Any) -> str:
-        """The plan for these arguments, with reasons: tiles, strategy, what every loop carries, and settings without effect."""
-        ignored = [f"without effect: {name}={value!r}" for name, value in self._without_effect().items()]
-        return "\n".join([*(v.explained() for v in self._variants(args, kwargs)), *ignored])
+    def explain(self, *args: Any, html: str | Path | None = None, **kwargs: Any) -> Report:
+        """What runs for these arguments, and why: rows, plan, tiles, guards, other candidates, source, and settings without
+        effect. It prints as text, and has all of it as data. With `html`, it is also written to that file, as a page. Nothing is
+        run or measured."""
+        from serrate.report.collect import report, rows_of_arguments  # imported here because `import serrate` must stay fast
+
+        facts = self._on(settings.current().backend).facts(*args, **kwargs)
+        ignored = [f"{name}={value!r}" for name, value in self._without_effect().items()]
+        return report(self.fn.__name__, facts, rows_of_arguments(self.fn, args, kwargs), ignored, html)
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
         """What is known about the plans of the device loops for these arguments; nothing is run or measured."""

@@ -58,6 +58,8 @@ class _Scope(Renaming):
     swap: Mapping[Expr, Expr] = field(default_factory=dict)
     known: frozenset[Less] = frozenset()
     entered: frozenset[Axis] = frozenset()
+    dropped: dict[Less, str] = field(default_factory=dict)
+    """Conditions that need no check, with reasons; for people to read."""
 
     def expr(self, expr: Expr) -> Expr:
         return _numbers(expr.substitute(self.swap))
@@ -66,7 +68,11 @@ class _Scope(Renaming):
         return self.lane_of[lane.symbol]
 
     def guard(self, guard: Guard) -> Guard:
-        return tuple(dict.fromkeys(g for g in super().guard(guard) if not g.proven and g not in self.known))
+        found = super().guard(guard)
+        for g in found:
+            if g.proven or g in self.known:
+                self.dropped[g] = "follows from the bounds of its parts" if g.proven else "its loop ends there"
+        return tuple(dict.fromkeys(g for g in found if not g.proven and g not in self.known))
 
 
 def block_statements(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
@@ -91,6 +97,8 @@ class BlockStatements:
         self.program, self.phase = program, phase
         self.lane: dict[Axis, Lane | None] = {}
         self.lane_domains: list[tuple[IterDomain, Expr]] = []
+        self.dropped: dict[Less, str] = {}
+        """Conditions that need no check, with reasons."""
         parts = {axis: d for d in phase.lanes if (axis := program.axis_of(d)) is not None}
         for axis in program.axes:
             part = parts.get(axis.original) if axis.looped else axis.domain
@@ -105,7 +113,7 @@ class BlockStatements:
     def run(self) -> tuple[Node, ...]:
         """The statements of a loop program."""
         lanes = {axis.position: lane for axis, lane in self.lane.items()}
-        return self._body(self.phase.body, self._entered(_Scope(lanes)))
+        return self._body(self.phase.body, self._entered(_Scope(lanes, dropped=self.dropped)))
 
     def _body(self, body: Sequence[Statement], scope: _Scope) -> tuple[Node, ...]:
         return tuple(made for node in body for made in self._node(node, scope))

@@ -485,6 +485,11 @@ class Binder(Arguments):
         """The structure that a chain of offsets describes, validated once for each tensor."""
         return self.structure_of(call, tuple(self.array(call, a) for a in chain), self.extent(call, total))
 
+    def structures(self, fusion: Fusion, call: BoundCall) -> list[tuple[str, Structure]]:
+        """The structures that arguments describe, each with the name of its offsets."""
+        given = [(chain, total) for chain, total in _partitions(fusion) if all(self.place_of(a) is not None for a in chain)]
+        return [(chain[-1].name, self.structure(call, chain, total)) for chain, total in given]
+
     def structure_of(self, call: BoundCall, tensors: tuple[torch.Tensor, ...], size: int) -> Structure:
         """The structure of offsets, outermost first, over `size` positions."""
         return call.remember(tensors, known_key(size), lambda: Structure.from_offsets(*tensors, total=size))

@@ -15,7 +15,7 @@ bimodal lengths have a density of 0.1, and run as fast whole as in pieces, as lo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from serrate.errors import InvarianceError
 from serrate.schedule.target import Target
@@ -58,43 +58,64 @@ SHARES = 64
 """A row with more than 1/64 of all positions is a large share: with 64 workers, or even 16, the others wait for it."""
 
 
+class Choice(NamedTuple):
+    """What is chosen without measuring."""
+
+    strategy: str
+    options: dict[str, int]
+    why: str
+
+
 def choose(
     rows: RowStatistics | None, target: Target, workers: int = 1, *, product: bool = False, distribution: str | None = None
-) -> tuple[str, dict[str, int]]:
-    """A strategy and its options; `workers` is the number of workers of a GPU. What the user says about the `distribution` of
-    lengths counts more than what is known about those of this call: it is said about calls to come.
+) -> Choice:
+    """A strategy, its options and why; `workers` is the number of workers of a GPU. What the user says about the `distribution`
+    of lengths counts more than what is known about those of this call: it is said about calls to come.
 
     >>> from serrate.schedule.target import CPU
-    >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU)
+    >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU)[:2]
     ('maskless', {'keep_rows': True})
     >>> choose(RowStatistics(1000, 128_000, 64_000, 256), CPU)
-    ('persistent_dynamic', {})
-    >>> choose(RowStatistics(100_000, 300_000, 4, 4), CPU)
+    Choice(strategy='persistent_dynamic', options={}, why='one row is so long that all other workers would wait for it')
+    >>> choose(RowStatistics(100_000, 300_000, 4, 4), CPU)[:2]
     ('masked', {})
-    >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU, distribution="giant")
+    >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU, distribution="giant")[:2]
     ('persistent_dynamic', {})
     """
     if rows is None:
-        return "maskless", {}
+        return Choice("maskless", {}, "it has no rows of different lengths")
     if distribution == "giant":
-        return "persistent_dynamic", {} if product or not target.many_workers else _of_numbers(rows)
+        options = {} if product or not target.many_workers else _of_numbers(rows)
+        return Choice("persistent_dynamic", options, "a hint says that one row may be very long")
     if distribution == "uniform":
         rows = replace(rows, longest=-(-rows.total // max(rows.count, 1)))
-    if target.many_workers and (product or rows.longest is None or rows.count < 2 * workers or waits(rows, target, workers)):
-        return "persistent_dynamic", {} if product else _of_numbers(rows)
+    if target.many_workers and (why := _why_in_pieces(rows, target, workers, product)):
+        return Choice("persistent_dynamic", {} if product else _of_numbers(rows), why)
     if target.many_workers and "rows" in (sizes := _of_numbers(rows)):
-        return "persistent_dynamic", sizes
+        return Choice("persistent_dynamic", sizes, "most rows are a few numbers: many are processed together")
     if rows.longest is None:
-        return "maskless", {"keep_rows": False}
+        return Choice("maskless", {"keep_rows": False}, "the host does not know the longest row")
     if waits(rows, target, workers):
-        return "persistent_dynamic", {}
+        return Choice("persistent_dynamic", {}, "one row is so long that all other workers would wait for it")
     row_bytes = rows.longest * rows.position_bytes
     if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
-        return "masked", {}
+        return Choice("masked", {}, "rows are short and about equally long: one at a time would leave most lanes idle")
+    why = "no row is a large share of all, and rows fill their lanes: a worker for each leaves no lane idle"
     if target.keeps_rows:
-        return "maskless", {"keep_rows": row_bytes <= KEPT_BYTES}
+        return Choice("maskless", {"keep_rows": row_bytes <= KEPT_BYTES}, why)
     sizes = {name.removeprefix("short_"): n for name, n in _of_numbers(rows).items() if name not in ("chunk", "uncut")}
-    return "maskless", {**sizes, "short": True} if rows.longest <= SHORT else sizes
+    return Choice("maskless", {**sizes, "short": True} if rows.longest <= SHORT else sizes, why)
+
+
+def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool) -> str:
+    """Why many workers take pieces of rows; empty if they take whole rows."""
+    if product:
+        return "blocks of the matrix products of all rows occupy all workers"
+    if rows.longest is None:
+        return "the host does not know the longest row, and cut rows have no worst case"
+    if rows.count < 2 * workers:
+        return "there are too few rows to occupy all workers"
+    return "one row is so long that all other workers would wait for it" if waits(rows, target, workers) else ""
 
 
 def _of_numbers(rows: RowStatistics) -> dict[str, int]:

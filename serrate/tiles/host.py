@@ -10,7 +10,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,9 @@ from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options, Variant
 from serrate.tiles.trace import DEFAULT_BLOCK
 from serrate.tuner.record import Tuning
+
+if TYPE_CHECKING:
+    from serrate.report.collect import StageFacts
 
 
 class Host(BlockSizes):
@@ -162,6 +165,10 @@ class CompiledKernel:
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """The programs for these arguments, without running them."""
         return [program.variant(items) for program, items in self._asked(args, kwargs)]
+
+    def facts(self, *args: Any, **kwargs: Any) -> list[StageFacts]:
+        """What `explain` reads, for every device loop."""
+        return [program.facts(items) for program, items in self._asked(args, kwargs)]
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
         """What is known about the plans of the device loops for these arguments; nothing is measured."""

@@ -10,12 +10,12 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from serrate import logs
-from serrate.engine import BuiltProgram, CallFacts, CompiledStage, default_backend
+from serrate.engine import ONE_PLAN, BuiltProgram, CallFacts, CompiledStage, default_backend
 from serrate.errors import KernelError, StrategyError
 from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, nodes, values_of
 from serrate.ir.tile import TileProgram
@@ -34,6 +34,9 @@ from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import CopyArena
 from serrate.tuner.policy import NEVER, Policy, paused
 from serrate.tuner.record import Tuning
+
+if TYPE_CHECKING:
+    from serrate.report.collect import StageFacts
 
 log = logs.logger("plan")
 
@@ -197,16 +200,18 @@ class LoopStage(CompiledStage):
     def _call_facts(self, items: Items, call: BoundCall) -> CallFacts:
         structures = self._sources.structures(items)
         call.hints = self._sources.hints(items)
-        # Only if rows can be cut; otherwise there are no pieces to distribute.
-        usual, last = Candidate("maskless"), None
+        usual, why = Candidate("maskless"), "no row is a large share of all: a worker for each leaves no lane idle"
+        last = None
         for structure in structures:
             if structure is not last and _waits(structure, call.hints.distribution):
+                # Only if rows can be cut; otherwise there are no pieces to distribute.
                 usual = Candidate("persistent_dynamic", ((ONLY_IF_CUT, True),))
+                why = "one row is, or may be, so long that all other workers would wait for it"
                 break
             last = structure
         first = structures[0] if structures else None
         rows = None if first is None else _statistics(first)
-        return CallFacts(usual, rows, lambda: None if first is None else known_variation(*first.at(-1)))
+        return CallFacts(usual, rows, lambda: None if first is None else known_variation(*first.at(-1)), why)
 
     def known(self, items: Items) -> Tuning | None:
         """What is known about the plans for these arguments; None if the user has chosen one."""
@@ -234,6 +239,16 @@ class LoopStage(CompiledStage):
             found = TensorSources(given, Aliasing(program, [each.path for each in given]), bindable)
             self._given[executable] = found
         return found
+
+    def facts(self, items: Items) -> StageFacts:
+        """What `explain` reads."""
+        call = self._sources.call(items)
+        with paused():
+            ready = self._prepared(items)
+        ready = ready._replace(plan=functools.reduce(Plan.because, self.reasons, ready.plan))
+        if self._options.strategy is None:
+            return self.explained(call, self._backend, ready, self._call_facts(items, call).why, self.known(items))
+        return self.explained(call, self._backend, ready, ONE_PLAN if self._options.alone else "it was asked for", None)
 
     def variant(self, items: Items) -> Variant:
         """The program as it is built for these arguments."""

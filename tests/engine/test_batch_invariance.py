@@ -377,7 +377,7 @@ def test_there_is_one_plan() -> None:
             plans.add(str(several.plan(batch(rows))))
             longest = max(LENGTHS[k] for k in rows)
             if longest > 1:
-                explained = crossed.explain(batch(rows, width=None), torch.ones(len(rows), longest)).splitlines()
+                explained = crossed.explain(batch(rows, width=None), torch.ones(len(rows), longest)).stages[0].plan
                 # Statements may name sizes; the strategy and the loops are the plan.
                 loops = ("grid ", "serial ", "lanes ")
                 tiles.add("\n".join([explained[0], *(line for line in explained if line.lstrip().startswith(loops))]))

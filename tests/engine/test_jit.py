@@ -437,11 +437,11 @@ def test_rows_that_are_equal_and_told_in_different_ways() -> None:
 
 def test_a_traced_function_explains_its_plans() -> None:
     f = jit(lambda x: torch.softmax(x, 1))
-    told = f.explain(rows())
+    (stage,) = f.explain(rows()).stages
     plan = f.plan(rows())
-    assert told == str(plan) and told.startswith(f"{plan.strategy}: ")
+    assert stage.plan == plan.tree and stage.strategy == plan.strategy
     # Loops with their marks and tiles, one line each; what is inside is indented.
-    lines = told.splitlines()
+    lines, told = stage.plan, "\n".join(stage.plan)
     grid = next(line for line in lines if line.startswith("  grid "))
     assert any(line.startswith("    ") and "lanes " in line for line in lines[lines.index(grid) :]), told
     assert not any("ragged." in line or "{" in line for line in lines), told

@@ -101,7 +101,7 @@ def test_what_has_no_effect_on_a_cpu_is_said_once() -> None:
     assert said == [
         f"{what} has no effect on a kernel yet" for what in ("num_warps=4", "pid_type='flat'", "dot_precision='ieee'")
     ]
-    assert "without effect: num_warps=4" in first.explain(torch.ones(3, 2))
+    assert "without effect: num_warps=4" in str(first.explain(torch.ones(3, 2)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         serrate.kernel(doubled, config=config)(torch.ones(3, 2))

@@ -189,7 +189,10 @@ def test_a_dense_loop_that_reads_its_own_stores_stays_in_order() -> None:
     wanted = torch.stack([_recurrence(r) for r in x])
     for strategy, lanes in (("maskless", {}), ("persistent_dynamic", {"chunk": 4})):
         torch.testing.assert_close(serrate.kernel(running, strategy=strategy, lanes=lanes)(x), wanted)
-    assert "rows stay whole" in serrate.kernel(running, strategy="persistent_dynamic", lanes={"chunk": 4}).explain(x)
+    assert (
+        "rows stay whole"
+        in serrate.kernel(running, strategy="persistent_dynamic", lanes={"chunk": 4}).explain(x).stages[0].reasons[0]
+    )
 
 
 def test_a_scratch_that_differs_from_tile_to_tile_is_refused() -> None:

@@ -74,16 +74,23 @@ def test_several_rows_at_a_time_stay_whole_where_one_is_long() -> None:
     jt = ragged(LOPSIDED)
     found = sums(2, None)
     torch.testing.assert_close(found(jt), torch.stack([r.sum() for r in jt.unbind()]), rtol=1e-3, atol=1e-3)
-    assert found.explain(jt).startswith("maskless")
+    assert found.explain(jt).stages[0].strategy == "maskless"
     torch.testing.assert_close(doubled(2, None)(jt).values, jt.values * 2)
 
 
 def test_explain_says_that_rows_are_cut_only_where_they_are() -> None:
     jt = ragged(SHORT)
     cut = sums(None, "persistent_dynamic")
-    assert "are cut into pieces" in cut.explain(jt) and "cut k tr" in cut.explain(jt) and "_kept" in cut.source(jt)
+    assert "are cut into pieces" in plan_of(cut, jt) and "cut k tr" in plan_of(cut, jt) and "_kept" in cut.source(jt)
     tiles = doubled(None, "persistent_dynamic")
-    assert "programs are the tiles of" in tiles.explain(jt) and "cut" not in tiles.explain(jt) and "_kept" not in tiles.source(jt)
+    assert "programs are the tiles of" in plan_of(tiles, jt) and "cut" not in plan_of(tiles, jt)
+    assert "_kept" not in tiles.source(jt)
+
+
+def plan_of(kernel: Any, jt: JaggedTensor) -> str:
+    """The plan and its reasons, as `explain` says them."""
+    (stage,) = kernel.explain(jt).stages
+    return "\n".join((*stage.plan, *stage.reasons))
 
 
 def nested(strategy: str | None) -> Any:
@@ -122,7 +129,7 @@ def halved(strategy: str | None) -> Any:
 def test_rows_are_cut_inside_other_loops(made: Any, factor: float, lengths: list[int]) -> None:
     jt, found = ragged(lengths), serrate.kernel(made(None).fn, strategy="persistent_dynamic", lanes={"chunk": 64})
     torch.testing.assert_close(found(jt), torch.stack([factor * r.sum() for r in jt.unbind()]), rtol=1e-3, atol=1e-3)
-    assert "are cut into pieces" in found.explain(jt) and "_kept" in found.source(jt)
+    assert "are cut into pieces" in plan_of(found, jt) and "_kept" in found.source(jt)
 
 
 def test_explain_says_that_rows_stay_whole() -> None:
@@ -134,7 +141,7 @@ def test_explain_says_that_rows_stay_whole() -> None:
         return out
 
     jt = ragged(SHORT)
-    text = dense.explain(jt)
+    text = plan_of(dense, jt)
     assert "rows stay whole" in text and "cut" not in text and "_kept" not in dense.source(jt)
 
 
@@ -153,7 +160,7 @@ def test_rows_stay_whole_where_they_need_what_a_loop_around_them_carries() -> No
 
     jt = ragged(LOPSIDED)
     torch.testing.assert_close(k(jt), torch.stack([1.5 * r.sum() for r in jt.unbind()]), rtol=1e-3, atol=1e-3)
-    assert k.explain(jt).startswith("maskless")
+    assert k.explain(jt).stages[0].strategy == "maskless"
     with pytest.raises(StrategyError, match="needs scale, which a loop around it carries"):
         serrate.kernel(k.fn, strategy="persistent_dynamic")(jt)
 
@@ -161,7 +168,7 @@ def test_rows_stay_whole_where_they_need_what_a_loop_around_them_carries() -> No
 def test_a_lopsided_batch_is_cut() -> None:
     jt = ragged(LOPSIDED)
     for made in (sums(None, None), nested(None)):
-        assert made.explain(jt).startswith("persistent_dynamic")
+        assert made.explain(jt).stages[0].strategy == "persistent_dynamic"
 
 
 @pytest.mark.sampled(1)

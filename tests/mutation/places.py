@@ -822,7 +822,7 @@ CALLS = [
         (*JIT, "tests/engine/test_specialisation.py"),
         ("key = (self._number, call.numbers, call.device,", "key = (self._number, call.device,"),
         ("key = (self._number, call.numbers, call.device,", "key = (call.numbers, call.device,"),
-        ("(settings.current().plans, is_batch_invariant(), is_paused())", "(settings.current().plans, is_paused())", INVARIANCE),
+        ("modes = (settings.current().plans, is_batch_invariant())", "modes = (settings.current().plans,)", INVARIANCE),
         ("        if is_batch_invariant():\n", "        if False:\n", INVARIANCE),
     ),
     *_of(

@@ -60,8 +60,8 @@ def test_long_rows_are_cut_only_where_others_would_wait() -> None:
 
 
 def test_a_row_is_kept_only_if_it_fits() -> None:
-    assert choose(RowStatistics(100, 100_000, 1000, 256), CPU) == ("maskless", {"keep_rows": True})
-    assert choose(RowStatistics(100, 1_000_000, 10_000, 256), CPU) == ("maskless", {"keep_rows": False})
+    assert choose(RowStatistics(100, 100_000, 1000, 256), CPU)[:2] == ("maskless", {"keep_rows": True})
+    assert choose(RowStatistics(100, 1_000_000, 10_000, 256), CPU)[:2] == ("maskless", {"keep_rows": False})
 
 
 SEEN: list[RowStatistics | None] = []

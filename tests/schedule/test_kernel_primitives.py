@@ -156,4 +156,4 @@ def test_rows_of_all_lengths_are_the_same_cut_or_whole(chunk: int, lengths: list
 def test_a_part_of_a_row_is_as_long_whatever_runs_across_it() -> None:
     """A loop over features inside the one over positions does not make parts longer."""
     x = JaggedTensor.from_lengths(torch.zeros(5, 64), [4, 1])
-    assert "rows of more than 4096 positions are cut" in centred_features.explain(x)
+    assert "rows of more than 4096 positions are cut" in str(centred_features.explain(x))

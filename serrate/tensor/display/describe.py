@@ -109,11 +109,6 @@ def describe(shape: tuple[object, ...], values: Tensor, structure: Structure) ->
     item = values.element_size()
     exist, stored = structure.total_elements(why=_WHY) * regular * item, values.numel() * item
     padded = padded_positions(structure, _WHY) * regular * item
-    ragged = [
-        _measure(f"r{dim.ragged}", k, structure.rows[dim.axis], dim.level)
-        for k, dim in enumerate(dims)
-        if dim.axis is not None and dim.level is not None
-    ]
     return Description(
         shape=f"({', '.join(map(str, shape))})",
         dtype=values.dtype,
@@ -125,8 +120,22 @@ def describe(shape: tuple[object, ...], values: Tensor, structure: Structure) ->
         value_bytes=stored,
         structure_bytes=sum(_bytes_of(rows) for rows in structure.rows),
         padded_bytes=padded,
-        dims=tuple(ragged),
+        dims=ragged_dims(structure, values.dim()),
     )
+
+
+def ragged_dims(structure: Structure, ndim: int, why: str = _WHY) -> tuple[RaggedDim, ...]:
+    """Statistics of every ragged dim of a tensor whose values have `ndim` dims."""
+    return tuple(
+        _measure(f"r{dim.ragged}", k, structure.rows[dim.axis], dim.level, why)
+        for k, dim in enumerate(structure.dims_of(ndim))
+        if dim.axis is not None and dim.level is not None
+    )
+
+
+def dim_text(dim: RaggedDim) -> list[str]:
+    """The statistics of a ragged dim as lines of text."""
+    return ["".join(text for text, _ in line).rstrip() for line in _dim_lines(dim)]
 
 
 def padded_positions(structure: Structure, why: str) -> int:
@@ -139,10 +148,10 @@ def padded_positions(structure: Structure, why: str) -> int:
     return math.prod(rows.num_rows(0) for rows in structure.rows) * math.prod(longest)
 
 
-def _measure(name: str, dim: int, rows: Rows, level: int) -> RaggedDim:
-    ordered = rows.host_lengths(level, _WHY).long().sort().values
+def _measure(name: str, dim: int, rows: Rows, level: int, why: str) -> RaggedDim:
+    ordered = rows.host_lengths(level, why).long().sort().values
     count, total = len(ordered), int(ordered.sum())
-    most, variance = rows.max_length(level, _WHY), rows.variance(level, _WHY)
+    most, variance = rows.max_length(level, why), rows.variance(level, why)
     word, reason = fitting(ordered)
     return RaggedDim(
         name=name,
@@ -150,7 +159,7 @@ def _measure(name: str, dim: int, rows: Rows, level: int) -> RaggedDim:
         holds="parts" if level < rows.depth - 1 else "positions" if level < rows.depth else "columns",
         rows=count,
         total=total,
-        min_length=rows.min_length(level, _WHY),
+        min_length=rows.min_length(level, why),
         mean_length=total / count if count else 0.0,
         median_length=float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count else 0.0,
         p95_length=int(ordered[math.ceil(0.95 * count) - 1]) if count else 0,
@@ -195,9 +204,9 @@ def _dim_lines(dim: RaggedDim) -> Iterator[_Line]:
     if not dim.rows:
         return
     spots = {"median": dim.median_length, "mean": dim.mean_length, "p95": dim.p95_length, "max": dim.max_length}
-    between = ", ".join(f"{name} {_number(length)}" for name, length in spots.items())
-    yield _fact("lengths", f"min {_number(dim.min_length)}, {between}; {_counted(dim.empty_rows, 'rows')} empty")
-    yield _fact("variance", f"{_number(dim.variance)}, a deviation of {_number(dim.deviation)}")
+    between = ", ".join(f"{name} {number_text(length)}" for name, length in spots.items())
+    yield _fact("lengths", f"min {number_text(dim.min_length)}, {between}; {_counted(dim.empty_rows, 'rows')} empty")
+    yield _fact("variance", f"{number_text(dim.variance)}, a deviation of {number_text(dim.deviation)}")
     yield _fact("sparsity", f"{dim.sparsity:.3g}: padded to the longest, {percent(1 - dim.sparsity)} would be holes")
     yield [*_fact("looks", ""), (f"{dim.distribution}: " if dim.distribution else "", "bold"), (dim.reason, "")]
     labels = [str(each.low) if each.low == each.high else f"{each.low}-{each.high}" for each in dim.histogram]
@@ -221,7 +230,12 @@ def _counted(count: int, things: str) -> str:
     return f"{count:,} {things[:-1] if count == 1 else things}"
 
 
-def _number(number: float) -> str:
+def number_text(number: float) -> str:
+    """A number with four digits, or whole.
+
+    >>> number_text(12345.6), number_text(0.12345)
+    ('12,346', '0.1235')
+    """
     return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.4g}"
 
 
