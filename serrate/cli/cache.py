@@ -1,7 +1,7 @@
-"""`serrate cache info` and `serrate cache clear`: show and empty the cache folder.
+"""`serrate cache info|clear|export|import`: show and empty the cache folder, and move tuned plans between machines.
 
-In: the current cache folder. Out: a summary, or the folder without its compiled programs. Only files that
-`runtime.cache_folder` creates are counted and removed.
+In: the current cache folder. Out: a summary, the folder without its compiled programs and tuned plans, an archive of them, or the
+folder with those of an archive. Only files that serrate creates are counted and removed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from rich.table import Table
 from serrate import settings
 from serrate.errors import CacheError
 from serrate.runtime import cache_folder
+from serrate.tuner import archive
+from serrate.tuner.record import FOLDER
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{16,64}")
 
@@ -57,6 +59,14 @@ def remove(path: Path) -> None:
         return
     except OSError as error:
         raise CacheError(f"cannot remove {path}: {error.strerror}; check who owns the cache folder") from error
+
+
+def plans(cache_dir: Path) -> list[Path]:
+    """The files of tuned plans under `cache_dir`, with those that interrupted writes left."""
+    shelves = [path for path in _children(cache_dir / FOLDER) if _is_entry(path)]
+    return sorted(
+        path for shelf in shelves for path in _children(shelf) if path.suffix == ".json" or path.name.startswith("writing-")
+    )
 
 
 def _children(folder: Path) -> list[Path]:
@@ -117,21 +127,25 @@ def format_age(seconds: float) -> str:
     return "under a minute"
 
 
-def _programs(count: int) -> str:
-    return f"{count} program{'' if count == 1 else 's'}"
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-app = typer.Typer(help="Show or empty the cache of compiled programs.", no_args_is_help=True)
+app = typer.Typer(help="Show, empty, export or import the cache of compiled programs and tuned plans.", no_args_is_help=True)
 
 
 @app.command()
 def info() -> None:
-    """Show where compiled programs are kept, their number, size and age."""
+    """Show where compiled programs and tuned plans are kept, their number, size and age."""
     folder = settings.current().cache_dir
     held = entries(folder)
     now = time.time()
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("programs", str(len(held)))
+    tuned = [found for _, found in archive.records(folder)]
+    table.add_row("plans", str(len(tuned)))
+    if damaged := sum(map(_is_damaged, held)) + tuned.count(None):
+        table.add_row("damaged", f"{damaged}; they are made again when they are needed")
     table.add_row("files", str(sum(entry.files for entry in held)))
     table.add_row("size", format_bytes(sum(entry.bytes for entry in held)))
     if left := _leftovers(folder):
@@ -146,20 +160,67 @@ def info() -> None:
 
 @app.command()
 def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Delete every compiled program; programs are recompiled when needed."""
+    """Delete every compiled program and tuned plan; they are made again when needed."""
     folder = settings.current().cache_dir
-    held, left = entries(folder), _leftovers(folder)
-    if not held and not left:
+    held, tuned, left = entries(folder), plans(folder), _leftovers(folder)
+    if not held and not tuned and not left:
         typer.echo(f"nothing to clear in {folder}")
         return
-    what = f"{_programs(len(held))} ({format_bytes(sum(entry.bytes for entry in held))})"
+    what = f"{_counted(len(held), 'program')} ({format_bytes(sum(entry.bytes for entry in held))})"
+    if tuned:
+        what += f", {_counted(len(tuned), 'tuned plan')}"
     if left:
         what += f" and {len(left)} leftover{'' if len(left) == 1 else 's'} of interrupted or failed compilations"
     if not yes:
         typer.confirm(f"Delete {what} from {folder}?", abort=True)
-    for path in (*(entry.path for entry in held), *left):
+    for path in (*(entry.path for entry in held), *tuned, *left):
         remove(path)
     typer.echo(f"deleted {what} from {folder}")
+
+
+Programs = Annotated[bool, typer.Option("--programs", help="Compiled programs too. They are machine code for this kind of CPU.")]
+
+
+@app.command("export")
+def export_(path: Annotated[Path, typer.Argument(help="The archive to write.")], programs: Programs = False) -> None:
+    """Write tuned plans to one archive, to ship with a model."""
+    folder = settings.current().cache_dir
+    done = archive.export_archive(folder, path, programs=programs)
+    for name in done.unsound:
+        typer.echo(f"left out: {name} is damaged", err=True)
+    more = f" and {_counted(done.programs, 'compiled program')}" if programs else ""
+    typer.echo(f"wrote {_counted(done.records, 'tuned plan')}{more} from {folder} to {path}")
+
+
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="An archive of `serrate cache export`.")],
+    programs: Programs = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace plans here even if they are newer.")] = False,
+) -> None:
+    """Add the tuned plans of an archive. The archive is checked first; plans here that are newer stay.
+
+    Compiled programs run as you do: take them only from people you trust.
+    """
+    folder = settings.current().cache_dir
+    done = archive.import_archive(folder, path, programs=programs, replace=replace)
+    typer.echo(f"{_counted(done.added, 'tuned plan')} added to {folder}, {done.replaced} replaced, {done.same} already there")
+    if done.kept:
+        names = ", ".join(sorted(set(done.kept)))
+        typer.echo(f"{_counted(len(done.kept), 'plan')} kept because they are newer here ({names}); --replace replaces them")
+    if done.elsewhere:
+        typer.echo(f"{_counted(done.elsewhere, 'plan')} for other versions of serrate, torch or the compiler: not used here")
+    if programs:
+        typer.echo(f"{_counted(done.programs, 'compiled program')} added")
+    elif done.skipped:
+        typer.echo(f"{_counted(done.skipped, 'compiled program')} left out; --programs adds them, if you trust their origin")
+
+
+def _is_damaged(entry: CacheEntry) -> bool:
+    try:
+        return cache_folder.get(entry.path.parent, entry.path.name) is None
+    except cache_folder.Unsound:
+        return True
 
 
 def _leftovers(cache_dir: Path) -> list[Path]:

@@ -7,6 +7,7 @@ In: a program, the arguments of a call, a budget. Out: the choice of a plan, and
 | `search.py`     | which of them are built and timed, in which order, and when to stop                                 |
 | `buckets.py`    | which calls share a choice: sizes, density and variance of lengths, hints                           |
 | `record.py`     | what was measured, as data; kept in memory and on disk                                              |
+| `archive.py`    | records of a cache folder as one file, to ship with a model                                          |
 | `policy.py`     | who tunes, when, and for how long                                                                   |
 | `tuner.py`      | joins these: the choice for a call                                                                  |
 

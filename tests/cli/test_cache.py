@@ -48,6 +48,8 @@ def test_info_counts_programs_files_bytes_and_age(private_cache: Path) -> None:
     rows = dict(line.split(maxsplit=1) for line in result.output.splitlines()[1:] if line.strip())
     assert {name: value.strip() for name, value in rows.items()} == {
         "programs": "2",
+        "plans": "0",
+        "damaged": "2; they are made again when they are needed",
         "files": "4",
         "size": "1.5 KiB",
         "oldest": "3 days",
