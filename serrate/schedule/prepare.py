@@ -194,7 +194,7 @@ def align_products(recorder: Recorder) -> bool:
     for phase in reversed(recorder.program.phases):
         loops = chain(phase)
         made = loops[1].targets[0] if loops is not None else None
-        if loops is None or made is None or made.role is not Role.SCRATCH or not _of_products(recorder.program, loops[1]):
+        if loops is None or made is None or made.role is Role.PRIVATE or not _of_products(recorder.program, loops[1]):
             continue
         indices = {
             r.index

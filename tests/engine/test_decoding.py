@@ -1,6 +1,6 @@
 """Attention of few queries to many keys on a GPU's plan: keys are cut into pieces, whose results are combined in order.
 
-In: sequences around the length of a piece, on Triton's interpreter. Out: failures against torch's attention, one sequence at a
+In: sequences around the length of a piece, on Triton. Out: failures against torch's attention, one sequence at a
 time.
 """
 
@@ -19,7 +19,7 @@ from serrate.ir.ragged_transforms import product
 from serrate.ir.recipes import RunningSum
 from serrate.schedule.strategies import contractions
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.triton, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 PIECE = 128
 
 

@@ -95,6 +95,7 @@ def test_a_layer_of_experts(backend: str, name: str) -> None:
     close(program(*args), by_token(args))
 
 
+@pytest.mark.triton
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -130,3 +131,23 @@ def test_indices_are_read_only_where_rows_are() -> None:
     reads = re.findall(r"tl\.load\(\w+_index_at.*", source)
     assert reads
     assert all("mask=" in line for line in reads)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_gates_that_are_kept_for_gradients_are_one_launch_too(backend: str) -> None:
+    with ir.Fusion("layer") as f:
+        x, offsets = f.input((None, 20), torch.float32), f.input((None,), torch.int64)
+        rows = ops.as_nested(x, offsets)
+        a, b = (ops.matmul(rows, f.input((3, 20, 18), torch.float32)) for _ in range(2))
+        f.output(ops.silu(a) * b, a, b)
+    generator = torch.Generator().manual_seed(0)
+    x, v, w = (torch.randn(*shape, generator=generator) for shape in ((9, 20), (3, 20, 18), (3, 20, 18)))
+    bounds = torch.tensor([0, 5, 5, 9])
+    program = f.compile(backend)
+    got = program(x, bounds, v, w)
+    for k in range(3):
+        own = x[bounds[k] : bounds[k + 1]]
+        for found, want in zip(got, (functional.silu(own @ v[k]) * (own @ w[k]), own @ v[k], own @ w[k]), strict=True):
+            torch.testing.assert_close(found.unbind()[k], want, rtol=1e-4, atol=1e-5)
+    assert backend == "cpp" or len(functions_of(program.source(x, bounds, v, w))) == 1
