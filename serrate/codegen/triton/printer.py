@@ -799,7 +799,8 @@ class _TritonPrinter:
         identity = reduction(node.operator).identity(0, local.dtype)
         if isinstance(node.value, Load) and not node.value.guard and local.dtype.is_floating_point:
             self.preferred[id(node.value)] = identity
-        text = self._full(node.value, lanes, node.guard)
+        block, scale = (node.value, "") if mask or not reduced else _unscaled(node)
+        text = self._full(block, lanes, node.guard)
         if mask and self._missing(node.value, lanes, node.guard) != identity:
             text = f"tl.where({mask}, {text}, {_number(identity)})"
             if node.operator in ("max", "min") and isinstance(node.value, Call):
@@ -810,7 +811,7 @@ class _TritonPrinter:
         axes = [None] if len(reduced) == len(lanes) > 1 else list(reversed(reduced))
         for axis in axes:
             text = REDUCERS[node.operator].format(text, axis)
-        self.put(f"{local.name} = {COMBINE[node.operator].format(local.name, text)}")
+        self.put(f"{local.name} = {COMBINE[node.operator].format(local.name, text + scale)}")
         self._forget(local.name)
 
     def _missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
@@ -980,6 +981,19 @@ def _stages(body: Sequence[Node]) -> int | None:
     chained = any(isinstance(v, Held) for n in products for side in (n.left, n.right) for v in side.walk())
     own = (CHAINED_STAGES if chained else STAGES) if products else None
     return min((n for n in (own, *inner) if n is not None), default=None)
+
+
+def _unscaled(node: Reduce) -> tuple[Value, str]:
+    """What a maximum or minimum is of, and what to multiply it by afterwards: the same as of scaled elements, to the bit, because
+    rounding keeps their order."""
+    value = node.value
+    if node.operator not in ("max", "min") or not isinstance(value, Call) or value.function != "mul":
+        return value, ""
+    block, scale = value.args
+    is_scaled = isinstance(block, Held) and isinstance(scale, Constant) and block.dtype == value.dtype == torch.float32
+    if not is_scaled or not isinstance(scale, Constant) or not 0 < scale.number < math.inf:
+        return value, ""
+    return block, f" * {_number(scale.number)}"
 
 
 def _bytes_of(body: Sequence[Node]) -> int:
