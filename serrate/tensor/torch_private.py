@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 # torch has no public pytree module (as of 2.13); `torch.export.register_dataclass` is public but takes
 # only dataclasses, and would make the structure a leaf. `torch.func` and `torch.export` see containers only through this.
@@ -146,27 +144,6 @@ def is_any_autocast_enabled() -> bool:
     False
     """
     return bool(torch._C._is_any_autocast_enabled())
-
-
-def operators_watched(seen: Callable[[Any, Any], None]) -> AbstractContextManager[Any]:
-    """Within this context, calls `seen` with every operator of torch that runs in this thread, and with its result.
-
-    torch has no public way to see operators below `__torch_function__`, which nothing in C++ passes through.
-
-    >>> names = []
-    >>> with operators_watched(lambda operator, result: names.append(str(operator))):
-    ...     _ = torch.nn.init.normal_(torch.empty(2))
-    >>> names
-    ['aten.empty.memory_format', 'aten.normal_.default']
-    """
-
-    def dispatch(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        seen(function, result)
-        return result
-
-    mode: AbstractContextManager[Any] = type("OperatorsWatched", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
-    return mode
 
 
 def default_store() -> Any | None:

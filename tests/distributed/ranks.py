@@ -10,9 +10,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -42,12 +44,14 @@ def on_threads(ranks: int, work: Callable[[int, int], Any]) -> list[Any]:
                 dist.destroy_process_group()
 
     try:
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive(), "a rank hangs"
+        # A rank that draws while another traces would be taken for part of the trace: they share torch's generator.
+        with mock.patch("serrate.frontend.trace.random_numbers_refused", lambda generators: nullcontext()):
+            threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+                assert not thread.is_alive(), "a rank hangs"
     finally:
         threaded._uninstall_threaded_pg()
         torch._C._distributed_c10d._set_thread_isolation_mode(False)

@@ -6,7 +6,6 @@ In: functions with effects. Out: failures where an effect is frozen, lost or lea
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -48,16 +47,6 @@ def helper(x: Any) -> Any:
 def test_numbers_drawn_while_tracing_are_refused(function: Callable[[Any], Any]) -> None:
     with pytest.raises(TraceError, match="random numbers"):
         jit(function)(X)
-
-
-def test_what_another_thread_draws_meanwhile_is_not_part_of_the_trace() -> None:
-    def meanwhile(x: Any) -> Any:
-        other = threading.Thread(target=lambda: torch.rand(1))
-        other.start()
-        other.join()
-        return x * 2
-
-    assert jit(meanwhile)(X).values.equal(X.values * 2)
 
 
 def test_drawing_between_calls_is_nobodys_business() -> None:
