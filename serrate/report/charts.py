@@ -40,7 +40,7 @@ def bars(title: str, rows: Sequence[Bar]) -> str:
     """
     left = 14 + max((len(row.label) for row in rows), default=0) * CHARACTER
     right = 14 + max((len(row.text) for row in rows), default=0) * CHARACTER
-    room, most = max(BAR_WIDTH - left - right, 120.0), max((sum(size for size, _ in row.parts) for row in rows), default=0.0)
+    room, most = max(BAR_WIDTH - left - right, 200.0), max((sum(size for size, _ in row.parts) for row in rows), default=0.0)
     shapes: list[str] = []
     for k, row in enumerate(rows):
         y, x = k * LINE, left
@@ -91,5 +91,7 @@ def _short(number: int) -> str:
 
 
 def _svg(title: str, width: float, height: float, shapes: Sequence[str]) -> str:
-    head = f'<svg class="chart" role="img" viewBox="0 0 {width:.1f} {height:.1f}" xmlns="http://www.w3.org/2000/svg">'
+    # A plot grows with its card, but not until its text is larger than that around it.
+    size = f'style="max-width:{1.2 * width:.0f}px" viewBox="0 0 {width:.1f} {height:.1f}"'
+    head = f'<svg class="chart" role="img" {size} xmlns="http://www.w3.org/2000/svg">'
     return "\n".join((head, f"<title>{escape(title)}</title>", *shapes, "</svg>"))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serrate.analysis import Guard, Indices, guards, visits
-from serrate.analysis.guards import condition, loop_symbols, needed
+from serrate.analysis.guards import condition, loop_symbols, needed, settled
 from serrate.errors import DomainError
 from serrate.ir import IterDomain, combine, cover, merge, partition, product, regroup, resize, restrict, split, swizzle
 from serrate.ir.domains import COORDINATE
@@ -616,6 +616,30 @@ def test_random_chains_that_may_visit_again(chain: Chain, seed: int) -> None:
     counted = visits(built.logical, built.loop, few)
     assert counted[None] == 0
     assert set(+counted) == set(+visits(built.logical, built.loop, every))
+
+
+@given(st.one_of(chains, moving_chains), st.integers(0, 10_000))
+def test_what_is_settled_is_in_bounds_wherever_the_guards_hold(chain: Chain, seed: int) -> None:
+    built = build(chain, seed)
+    if built is None or built.size > 1000:
+        return
+    kept, found = guards(built.logical, built.loop), settled(built.loop)
+    assert not {need.domain.uid for need in found} & {guard.domain.uid for guard in kept}
+    for need in found:
+        assert visits([need.domain], built.loop, kept)[None] == 0, (str(need.domain), need.reason)
+
+
+def test_settled_bounds_have_reasons() -> None:
+    whole, rows = IterDomain(24, name="i"), partition(IterDomain(9, name="p"), [0, 4, 9])
+    outer, inner = split(whole, 8)
+    assert {n.domain.name: n.reason for n in settled([outer, inner])}["i"] == "8 divides 24"
+    component, ragged = rows
+    tiles, within = split(ragged, 2)
+    work = combine(component, tiles)
+    found = {n.domain.name: n.reason for n in settled([work, within])}
+    assert found["p"] == "a position of a row is a position of the whole"
+    assert found[tiles.name] == f"implied by the guard of {ragged.name}"
+    assert found[component.name] == f"every position of {work.name} belongs to a row"
 
 
 def step(kind: str, pick: int, size: int = 1) -> Step:
