@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from serrate import ir, ops
+import serrate
+from serrate import ir, ops, settings
 from tests.engine.oracle import BACKENDS
 
 Activation = Callable[[Any], Any]
@@ -151,3 +152,21 @@ def test_gates_that_are_kept_for_gradients_are_one_launch_too(backend: str) -> N
         for found, want in zip(got, (functional.silu(own @ v[k]) * (own @ w[k]), own @ v[k], own @ w[k]), strict=True):
             torch.testing.assert_close(found.unbind()[k], want, rtol=1e-4, atol=1e-5)
     assert backend == "cpp" or len(functions_of(program.source(x, bounds, v, w))) == 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_products_meet_although_others_run_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's indexing checks its indices; both products look up the same rows of a dense tensor."""
+    monkeypatch.setenv("SERRATE_BACKEND", "triton")
+    settings.reload()
+
+    @serrate.jit
+    def layer(x: Any, index: Any, v: Any, w: Any) -> Any:
+        return torch.relu(x[index] @ v) * (x[index] @ w)
+
+    generator = torch.Generator().manual_seed(0)
+    x, v, w = (torch.randn(*shape, generator=generator) for shape in ((9, 20), (20, 18), (20, 18)))
+    index = torch.tensor([3, -1, 8, 3, 0])
+    torch.testing.assert_close(layer(x, index, v, w), torch.relu(x[index] @ v) * (x[index] @ w), rtol=1e-4, atol=1e-5)
+    dots = [kernel.count("tl.dot") for kernel in functions_of(layer.source(x, index, v, w))]
+    assert sum(count > 0 for count in dots) == 1

@@ -360,21 +360,19 @@ def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
     return bool(kept) and all(uids == {d.uid for d in shape.domains} for uids in kept)
 
 
-def products_with(shape: Shape, shapes: Sequence[Shape]) -> int:
-    """How many matrix products meet in the epilogue that this phase is, or that reads it: a worker holds a block of each."""
-    counts = [1]
+def _meetings(shapes: Sequence[Shape]) -> list[list[Shape]]:
+    """The matrix products that meet in one epilogue, and that epilogue."""
+    found = []
     for each in shapes:
         if finishes_product(each, shapes):
             read = {r.tensor for r in each.leaf.values[0].reads}
-            products = [s for s in shapes if s.is_product and s.leaf.targets[0] in read]
-            if shape is each or shape in products:
-                counts.append(len(products))
-    return max(counts)
+            found.append([*(s for s in shapes if s.is_product and s.leaf.targets[0] in read), each])
+    return found
 
 
-def _of_sums(target: Target, count: int) -> Target:
-    """The target with blocks of matrix products so narrow that a worker can hold `count` of them."""
-    m, n, k = target.matmul
+def _of_sums(target: Target, shape: Shape, meetings: Sequence[Sequence[Shape]]) -> Target:
+    """The target with blocks of matrix products so narrow that a worker can hold those of all that meet this one."""
+    (m, n, k), count = target.matmul, max((len(each) - 1 for each in meetings if shape in each), default=1)
     return target if m * n * count <= target.sums else replace(target, matmul=(m, max(n // count, target.least_matmul), k))
 
 
@@ -448,9 +446,12 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     # All phases over the features of rows that are looked up split them alike, so that they can be fused.
     looked_up = {shape.regular[-1].uid for shape in left if shape.regular and _looks_up(shape)}
     narrow = replace(target, widest=min(target.widest, target.gathered))
+    meetings = _meetings(left)
     for shape in left:
         own = narrow if any(d.uid in looked_up for d in shape.regular) else target
-        _schedule_phase(recorder, shape, left, _of_sums(own, products_with(shape, left)), rows)
+        _schedule_phase(recorder, shape, left, _of_sums(own, shape, meetings), rows)
+    for meeting in meetings:
+        recorder.attempt("gather", *(shape.phase for shape in meeting))
     fuse_neighbours(recorder)
 
 
