@@ -153,9 +153,8 @@ class CallFacts(NamedTuple):
 
     usual: Candidate
     """The choice that is made without measuring."""
-    rows: RowStatistics | None
-    variation: Callable[[], float | None]
-    """The standard deviation of lengths over their mean, if the host knows it."""
+    statistics: Callable[[], tuple[RowStatistics | None, float | None]]
+    """Of the rows, as far as the host knows them; and the standard deviation of their lengths over the mean."""
     why: str
     """Why the usual choice is made."""
 
@@ -209,9 +208,9 @@ class CompiledStage(ABC):
                 call.device,
             )
 
-        rows = facts.rows
+        rows, variation = facts.statistics()
         sizes = call.numbers if rows is None else (*call.numbers, rows.count, rows.total)
-        bucket = bucket_of(sizes, rows, facts.variation(), call.hints)
+        bucket = bucket_of(sizes, rows, variation, call.hints)
         tuner = self._tuner(backend, call.device)
         return tuner.tuning(bucket, self._space(facts.usual, backend), None if arena is None else laboratory)
 
@@ -481,10 +480,10 @@ class FusionStage(CompiledStage):
         distribution = call.hints.distribution
         strategy, options, why = choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
 
-        def variation() -> float | None:
-            return None if facts is None else binder.known_variation(call, facts.ragged)
+        def statistics() -> tuple[RowStatistics | None, float | None]:
+            return rows, None if facts is None else binder.known_variation(call, facts.ragged)
 
-        return CallFacts(Candidate(strategy, tuple(options.items())), rows, variation, why)
+        return CallFacts(Candidate(strategy, tuple(options.items())), statistics, why)
 
     def known(self, call: BoundCall) -> Tuning | None:
         """What is known about the plans for a call; None if the user has chosen one."""

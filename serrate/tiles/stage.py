@@ -100,12 +100,14 @@ def _waits(structure: Structure, distribution: str | None) -> bool:
     return waits(RowStatistics(structure.num_rows(), total, longest, POSITION_BYTES), CPU)
 
 
-def _statistics(structure: Structure) -> RowStatistics | None:
-    """What the host knows about rows; None if it does not know how many elements they have."""
-    longest = structure.known_max_length()
+def _statistics(structure: Structure | None) -> tuple[RowStatistics | None, float | None]:
+    """What the host knows about rows, and the variation of their lengths."""
+    if structure is None:
+        return None, None
+    longest, variation = structure.known_max_length(), known_variation(*structure.at(-1))
     if longest is None or structure.levels != 1:
-        return None
-    return RowStatistics(structure.num_rows(), structure.total_elements(why="a plan"), longest, POSITION_BYTES)
+        return None, variation
+    return RowStatistics(structure.num_rows(), structure.total_elements(why="a plan"), longest, POSITION_BYTES), variation
 
 
 def _accumulates(program: LoopProgram) -> bool:
@@ -209,9 +211,7 @@ class LoopStage(CompiledStage):
                 why = "one row is, or may be, so long that all other workers would wait for it"
                 break
             last = structure
-        first = structures[0] if structures else None
-        rows = None if first is None else _statistics(first)
-        return CallFacts(usual, rows, lambda: None if first is None else known_variation(*first.at(-1)), why)
+        return CallFacts(usual, functools.partial(_statistics, structures[0] if structures else None), why)
 
     def known(self, items: Items) -> Tuning | None:
         """What is known about the plans for these arguments; None if the user has chosen one."""

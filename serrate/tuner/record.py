@@ -8,6 +8,7 @@ of itself: one that is damaged, or that belongs to another key, is reported and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -49,7 +50,7 @@ class ProgramKey:
     """The versions of serrate, torch and the C++ compiler or Triton: other code may have other times."""
     format: int = FORMAT
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         return _digest(self.as_dict())
 
@@ -142,8 +143,9 @@ class Shelf:
     """The records of one program."""
 
     def __init__(self, key: ProgramKey, folder: Path) -> None:
-        self.key = key
+        self.key, self.place = key, folder
         self.folder = folder / FOLDER / key.digest
+        self.gone = False
         self.known: dict[Bucket, Tuning] = {}
         self._reported: set[Path] = set()
         self.load()
@@ -221,7 +223,7 @@ class Shelf:
             lock.release()
 
 
-_shelves: dict[tuple[str, Path], Shelf] = {}
+_shelves: dict[tuple[ProgramKey, Path], Shelf] = {}
 _guard = threading.Lock()
 
 
@@ -236,7 +238,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def shelf(key: ProgramKey) -> Shelf:
     """The records of a program, shared by everything in this process that runs it."""
-    at = (key.digest, settings.current().cache_dir)
+    at = (key, settings.current().cache_dir)
     with _guard:
         found = _shelves.get(at)
         if found is None:
@@ -244,7 +246,14 @@ def shelf(key: ProgramKey) -> Shelf:
     return found
 
 
+def is_current(found: Shelf) -> bool:
+    """Whether a shelf is still the one for its program: the cache folder is the same, and nothing was forgotten."""
+    return not found.gone and found.place is settings.current().cache_dir
+
+
 def forget() -> None:
     """Forgets what this process knows; records on disk are read again."""
     with _guard:
+        for each in _shelves.values():
+            each.gone = True
         _shelves.clear()

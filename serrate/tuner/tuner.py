@@ -27,7 +27,7 @@ from serrate.tuner import ranks
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.candidates import Space
 from serrate.tuner.policy import Policy, may_measure, measured_again
-from serrate.tuner.record import ProgramKey, Shelf, Tuning, shelf
+from serrate.tuner.record import ProgramKey, Shelf, Tuning, is_current, shelf
 from serrate.tuner.search import Effort, Laboratory
 
 log = logs.logger("tune")
@@ -44,11 +44,15 @@ class ProgramTuner:
         self._shares = shares
         """How many programs share one budget: the stages of a function."""
         self._pending: set[Bucket] = set()
+        self._shelf: Shelf | None = None
 
     @property
     def shelf(self) -> Shelf:
         """The records of this program."""
-        return shelf(self.key)
+        found = self._shelf
+        if found is None or not is_current(found):
+            found = self._shelf = shelf(self.key)
+        return found
 
     def is_idle(self) -> bool:
         """Whether there is nothing to choose from: no records, and none will be made now."""
