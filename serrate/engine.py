@@ -201,18 +201,21 @@ class CompiledStage(ABC):
 
         def laboratory(copies: bool) -> ProgramLaboratory:
             assert arena is not None
-            return ProgramLaboratory(
-                lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
-                lambda candidate: (backend, candidate) in self._built,
-                arena(copies),
-                call.device,
-            )
+            return self._laboratory(call, backend, arena(copies))
 
         rows, variation = facts.statistics()
         sizes = call.numbers if rows is None else (*call.numbers, rows.count, rows.total)
         bucket = bucket_of(sizes, rows, variation, call.hints)
         tuner = self._tuner(backend, call.device)
         return tuner.tuning(bucket, self._space(facts.usual, backend), None if arena is None else laboratory)
+
+    def _laboratory(self, call: BoundCall, backend: str, arena: Arena) -> ProgramLaboratory:
+        return ProgramLaboratory(
+            lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
+            lambda candidate: (backend, candidate) in self._built,
+            arena,
+            call.device,
+        )
 
     def _tuner(self, backend: str, device: torch.device) -> ProgramTuner:
         at = (backend, device, torch.get_num_threads())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from serrate import settings
+
 BENCHMARKS = {
     "cpu": "every task on the CPU: % of the hardware limit, and the lead over every peer",
     "spine": "five of these tasks in float32, also against hand-written C++",
     "memory": "peak memory on top of inputs and outputs; results in fresh against reused memory",
     "kernels": "every example kernel against hand-written C++ or torch's matrix products; first and warm calls",
+    "tuner": "the tuner on every example kernel: time of each strategy, regret against timing everything, what tuning costs",
     "calls": "call overhead: warm, and with new lengths",
     "construction": "the cost of building a ragged tensor from existing tensors",
     "steps": "a loop of training-like steps with new lengths in every step: host time of a step, memory that it keeps",
@@ -78,6 +82,9 @@ def bench(
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise typer.BadParameter(f"unknown benchmark {unknown[0]!r}; choose from {', '.join(BENCHMARKS)}")
+    # Benchmarks measure the plans that are chosen without measuring, unless they, or the environment, say otherwise.
+    os.environ.setdefault("SERRATE_TUNE", "never")
+    settings.reload()
     kept = (tuple(only or ()), tuple(lengths or ()), tuple(dtype or ()))
     options = _load("options")
     given = options.Options(rounds, quick, *kept, compiled, patience, out)

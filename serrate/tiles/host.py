@@ -36,6 +36,8 @@ from serrate.tiles.sources import Fixed, Items
 from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options, Variant
 from serrate.tiles.trace import DEFAULT_BLOCK
+from serrate.tuner.candidates import Space
+from serrate.tuner.laboratory import ProgramLaboratory
 from serrate.tuner.record import Tuning
 
 if TYPE_CHECKING:
@@ -177,6 +179,10 @@ class CompiledKernel:
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
         """These programs, each bound to its arguments, for timing them without the rest of a call."""
         return [program.ready(items) for program, items in self._asked(args, kwargs)]
+
+    def laboratories(self, *args: Any, **kwargs: Any) -> list[tuple[Space, ProgramLaboratory]]:
+        """All candidates of each device loop, and what they are measured with; for benchmarks of the tuner."""
+        return [program.laboratory(items) for program, items in self._asked(args, kwargs)]
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
         found: list[tuple[LoopStage, Items]] = []

@@ -30,8 +30,8 @@ from serrate.schedule.target import CPU, Target
 from serrate.tensor.structure import Structure
 from serrate.tiles.aliasing import Aliasing
 from serrate.tiles.sources import ArgumentSources, Items, TensorSource
-from serrate.tuner.candidates import Candidate
-from serrate.tuner.laboratory import CopyArena
+from serrate.tuner.candidates import Candidate, Space
+from serrate.tuner.laboratory import CopyArena, ProgramLaboratory
 from serrate.tuner.policy import NEVER, Policy, paused
 from serrate.tuner.record import Tuning
 
@@ -219,6 +219,12 @@ class LoopStage(CompiledStage):
             return None
         call = self._sources.call(items)
         return self.tuning(call, self._backend, self._call_facts(items, call))
+
+    def laboratory(self, items: Items) -> tuple[Space, ProgramLaboratory]:
+        """All candidates for these arguments, and what they are measured with; for benchmarks of the tuner."""
+        call = self._sources.call(items)
+        usual = self._call_facts(items, call).usual
+        return self._space(usual, self._backend), self._laboratory(call, self._backend, self._arena(items, call, usual, False))
 
     def _arena(self, items: Items, call: BoundCall, usual: Candidate, copies: bool) -> CopyArena:
         """Copies of the memory that the program stores to, which is the caller's."""

@@ -81,10 +81,13 @@ class Race:
         return self.deadline - self.laboratory.now()
 
     def seconds(self, candidate: Candidate) -> float:
-        """The estimate for a candidate: the mean of the faster half of its samples. Disturbances only ever add time."""
-        found = sorted(self.samples[candidate])
-        kept = found[: (len(found) + 1) // 2]
-        return sum(kept) / len(kept)
+        """The estimate for a candidate: its fastest sample. Whatever else the machine does only ever adds time."""
+        return min(self.samples[candidate])
+
+    def settled(self, candidate: Candidate, last: int) -> float:
+        """How much the estimate has fallen with the `last` samples, as a share of it: what further samples may still change."""
+        before = self.samples[candidate][:-last]
+        return min(before) / self.seconds(candidate) - 1 if before else float("inf")
 
     def best(self) -> Candidate:
         """The fastest so far; the earlier of two that are equally fast."""
@@ -205,7 +208,8 @@ class Halving(Searcher):
     """Variants are tried of openings that take at most so many times as long as the best."""
     hopeless: float = 2.0
     """A candidate whose first sample takes so many times as long as the best is dropped."""
-    rounds: int = 12
+    rounds: int = 40
+    """The most samples of a finalist; fewer if they stop to change anything."""
     steps: int = 2
     """How many times variants of the best are tried."""
 
@@ -224,36 +228,35 @@ class Halving(Searcher):
         self._finish(race)
 
     def _drop_hopeless(self, race: Race) -> None:
-        """One slow sample may be an accident; a second decides."""
+        """One slow sample may be an accident, and so may two; a third decides."""
         for candidate in race.running():
-            limit = self.hopeless * race.seconds(race.best())
-            if race.seconds(candidate) > limit and race.left() > 3 * race.seconds(candidate):
+            while (
+                len(race.samples[candidate]) < 3
+                and race.seconds(candidate) > self.hopeless * race.seconds(race.best())
+                and race.left() > 5 * race.seconds(candidate)
+            ):
                 race.sample(candidate)
             best = race.best()
-            if candidate is not best and min(race.samples[candidate]) > self.hopeless * race.seconds(best):
+            if candidate != best and race.seconds(candidate) > self.hopeless * race.seconds(best):
                 race.drop(candidate, best)
 
     def _finish(self, race: Race) -> None:
         for turn in range(1, self.rounds + 1):
             running = race.running()
-            if len(running) < 2 or race.left() < sum(map(race.seconds, running)):
+            if len(running) < 2 or race.left() < sum(FEWEST * race.seconds(c) for c in running):
                 return
             # In alternating order, so that no candidate always follows the same other.
             for candidate in running if turn % 2 else reversed(running):
                 race.sample(candidate)
+            if turn < 3:
+                continue
             best = race.best()
-            if turn >= 3:
-                noise = self._noise(race, best)
-                for candidate in sorted(running, key=race.seconds)[-(len(running) // 2) :]:
-                    if race.seconds(candidate) > race.seconds(best) * (1 + max(noise, TIE)):
-                        race.drop(candidate, best)
-            if turn >= 6 and all(race.seconds(c) <= race.seconds(best) * (1 + TIE / 2) for c in race.running()):
+            noise = max(race.settled(c, last=2) for c in running)
+            for candidate in sorted(running, key=race.seconds)[-(len(running) // 2) :]:
+                if race.seconds(candidate) > race.seconds(best) * (1 + max(noise, TIE)):
+                    race.drop(candidate, best)
+            if turn >= 6 and max(race.settled(c, last=4) for c in race.running()) < TIE / 2:
                 return
-
-    def _noise(self, race: Race, best: Candidate) -> float:
-        """How much the samples of the best differ, as a share of it."""
-        found = sorted(race.samples[best])
-        return found[len(found) // 2] / found[0] - 1
 
 
 @dataclass(frozen=True)
