@@ -129,10 +129,6 @@ class Variant:
     plan: Plan
     executable: Executable
 
-    def explained(self) -> str:
-        """The plan, and what every loop carries."""
-        return "\n".join([*self.plan.tree, *(f"  {each}" for each in self.program.notes)])
-
 
 class TensorSources(NamedTuple):
     """The tensors of a program that come from the call: their sources, and which may share memory."""
