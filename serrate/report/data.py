@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serrate.analysis.inspection.lanes import LaneCount
-from serrate.schedule.plan import Tile
+from serrate.schedule.plan import TileSize
 from serrate.tensor.display.describe import RaggedDim, dim_text, percent
 
 
@@ -66,7 +66,7 @@ class StageReport:
     """Why this strategy."""
     reasons: tuple[str, ...]
     """Why the plan is as it is, and what is known about the program."""
-    tiles: tuple[Tile, ...]
+    tiles: tuple[TileSize, ...]
     kept: tuple[Bound, ...]
     """Guards: conditions that are checked when the program runs, or end its loops."""
     proven: tuple[Bound, ...]

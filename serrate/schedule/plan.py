@@ -33,7 +33,7 @@ class Sized(int):
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileSize:
     """A loop that a plan splits, and why into tiles of this size."""
 
     loop: str
@@ -75,7 +75,7 @@ class Plan:
     """The plan for short rows, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
     """The length of the longest row that is short."""
-    tiles: tuple[Tile, ...] = field(default=(), compare=False, repr=False)
+    tiles: tuple[TileSize, ...] = field(default=(), compare=False, repr=False)
     """The loops it splits, with reasons; shown by `explain`."""
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
     """The program after all steps, for people to read."""
@@ -129,7 +129,7 @@ class Recorder:
         self.program = program
         self.steps: list[Step] = []
         self.reasons: list[str] = []
-        self.tiles: list[Tile] = []
+        self.tiles: list[TileSize] = []
 
     def do(self, primitive: str, *args: str | int) -> None:
         """Applies a primitive, or raises and changes nothing."""
@@ -137,7 +137,7 @@ class Recorder:
         self.steps.append(Step(primitive, tuple([int(a) if isinstance(a, Sized) else a for a in args])))
         if primitive == "split":
             _, loop, size = args[:3]
-            self.tiles.append(Tile(str(loop), int(size), size.why if isinstance(size, Sized) else ""))
+            self.tiles.append(TileSize(str(loop), int(size), size.why if isinstance(size, Sized) else ""))
 
     def attempt(self, primitive: str, *args: str | int) -> bool:
         """Applies a primitive if it is legal; says whether it was."""

@@ -69,16 +69,16 @@ def count_lanes(
     """The lanes that a program runs for these arrays and numbers; `in_order` if a target runs them one after another."""
     counter = _Counter({array: data.cpu().long() for array, data in arrays.items()}, in_order)
     for kernel in program.kernels:
-        counter.body(kernel.body, _Scope(dict(symbols), {}, {}, 1, 1.0))
+        counter.body(kernel.body, _PositionScope(dict(symbols), {}, {}, 1, 1.0))
     return LaneCount(round(counter.visited), round(counter.existing), counter.exact)
 
 
-class _Unknown(Exception):
+class _NotKnownHere(Exception):
     """An expression depends on something that the program computes."""
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _PositionScope:
     """Positions of the loops around a statement."""
 
     symbols: dict[Symbol, Any]
@@ -90,11 +90,11 @@ class _Scope:
     scale: float
     """How many positions each one stands for."""
 
-    def taken(self, places: torch.Tensor, scale: float = 1.0) -> _Scope:
+    def taken(self, places: torch.Tensor, scale: float = 1.0) -> _PositionScope:
         """Some of the positions."""
         symbols = {s: _at(v, places) for s, v in self.symbols.items()}
         numbers = {name: _at(v, places) for name, v in self.numbers.items()}
-        return _Scope(symbols, self.laned, numbers, len(places), self.scale * scale)
+        return _PositionScope(symbols, self.laned, numbers, len(places), self.scale * scale)
 
 
 def _at(value: Any, places: torch.Tensor) -> Any:
@@ -107,7 +107,7 @@ class _Counter:
         self.visited, self.existing, self.exact = 0.0, 0.0, True
         self.random = torch.Generator().manual_seed(0)
 
-    def body(self, body: tuple[Node, ...], scope: _Scope) -> None:
+    def body(self, body: tuple[Node, ...], scope: _PositionScope) -> None:
         """Counts the lanes of statements, which may bind names for those after them."""
         symbols, laned, numbers = dict(scope.symbols), dict(scope.laned), dict(scope.numbers)
         scope = replace(scope, symbols=symbols, laned=laned, numbers=numbers)
@@ -123,7 +123,7 @@ class _Counter:
             elif isinstance(node, Bind):
                 try:
                     symbols[node.symbol] = self._evaluate(node.expr, scope, ())
-                except _Unknown:
+                except _NotKnownHere:
                     self.exact = False
             elif isinstance(node, For):
                 self._loop(node, scope)
@@ -144,24 +144,24 @@ class _Counter:
                     if local.name in numbers:
                         self._update(node, local.name, scope)
 
-    def _update(self, node: Block, name: str, scope: _Scope) -> None:
+    def _update(self, node: Block, name: str, scope: _PositionScope) -> None:
         """Notes what a statement makes of a number, or that it is not known any more."""
         before = scope.numbers.pop(name)
         if not isinstance(node, Reduce) or node.operator != "max" or not isinstance(node.value, Number):
             return
         try:
             value = torch.as_tensor(self._evaluate(node.value.expr, scope, node.lanes))
-        except _Unknown:
+        except _NotKnownHere:
             return
         shape = [scope.count, *(lane.size for lane in node.lanes)]
         least = torch.iinfo(torch.int64).min
         found = torch.where(self._holds(node.guard, scope, node.lanes), value, least).expand(shape).reshape(scope.count, -1)
         scope.numbers[name] = torch.maximum(found.amax(1), torch.as_tensor(before))
 
-    def _loop(self, node: For, scope: _Scope) -> None:
+    def _loop(self, node: For, scope: _PositionScope) -> None:
         try:
             extent = torch.as_tensor(self._evaluate(node.extent, scope, ())).expand(scope.count).clamp(min=0)
-        except _Unknown:
+        except _NotKnownHere:
             self.exact = False
             extent = torch.ones(scope.count, dtype=torch.int64)
         ends = extent.cumsum(0)
@@ -174,7 +174,7 @@ class _Counter:
         inside.symbols[node.symbol] = at - (ends - extent)[owners]
         self.body(node.body, inside)
 
-    def _block(self, node: Block, scope: _Scope) -> None:
+    def _block(self, node: Block, scope: _PositionScope) -> None:
         each = math.prod(lane.size for lane in node.lanes)
         # Only the lanes that the conditions mention differ.
         used = self._mentioned(node.guard, scope)
@@ -190,7 +190,7 @@ class _Counter:
         self.visited += int(run.sum()) * weight
         self.existing += int((run & self._holds(node.guard, some, lanes)).sum()) * weight
 
-    def _ends_a_loop(self, condition: Less, lanes: Lanes, scope: _Scope) -> bool:
+    def _ends_a_loop(self, condition: Less, lanes: Lanes, scope: _PositionScope) -> bool:
         """Whether a condition depends on no lane, or bounds the innermost one that it depends on."""
         swap: dict[Expr, Expr] = {symbol: bind.expr for symbol, bind in scope.laned.items()}
         spelled = Less(condition.left.substitute(swap), condition.right.substitute(swap))
@@ -204,7 +204,7 @@ class _Counter:
         self.exact = False
         return torch.randint(count, (most,), generator=self.random).sort().values
 
-    def _mentioned(self, guard: Guard, scope: _Scope) -> set[Symbol]:
+    def _mentioned(self, guard: Guard, scope: _PositionScope) -> set[Symbol]:
         found: set[Symbol] = set()
         pending = [s for condition in guard for s in condition.symbols]
         while pending:
@@ -215,51 +215,51 @@ class _Counter:
                 pending += () if bind is None else bind.expr.symbols
         return found
 
-    def _known(self, guard: Guard, scope: _Scope) -> bool:
+    def _known(self, guard: Guard, scope: _PositionScope) -> bool:
         """Whether conditions depend on nothing that the program computes."""
         try:
             for condition in guard:
                 self._evaluate(condition.left, scope, ())
                 self._evaluate(condition.right, scope, ())
-        except _Unknown:
+        except _NotKnownHere:
             return False
         return True
 
-    def _holds(self, guard: Guard, scope: _Scope, lanes: Lanes) -> torch.Tensor:
+    def _holds(self, guard: Guard, scope: _PositionScope, lanes: Lanes) -> torch.Tensor:
         """Where conditions hold: positions, then lanes."""
         holds = torch.ones([1] * (1 + len(lanes)), dtype=torch.bool)
         for condition in guard:
             try:
                 left, right = (self._evaluate(e, scope, lanes) for e in (condition.left, condition.right))
-            except _Unknown:
+            except _NotKnownHere:
                 self.exact = False
                 continue
             holds = holds & torch.as_tensor(left < right)
         return holds
 
-    def _evaluate(self, expr: Expr, scope: _Scope, lanes: Lanes) -> Any:
+    def _evaluate(self, expr: Expr, scope: _PositionScope, lanes: Lanes) -> Any:
         def element(array: Array, index: Any) -> Any:
             data = self.arrays.get(array)
             if data is None:
-                raise _Unknown(array.name)
+                raise _NotKnownHere(array.name)
             place = torch.as_tensor(index)
             return data[place.clamp(0, len(data) - 1)] if len(data) else torch.zeros_like(place)
 
         def search(array: Array, count: Any, position: Any, first: Any) -> Any:
             data = self.arrays.get(array)
             if data is None or isinstance(first, torch.Tensor) or isinstance(count, torch.Tensor):
-                raise _Unknown(array.name)
+                raise _NotKnownHere(array.name)
             rows = data[first + 1 : first + count + 1].contiguous()
             found = torch.searchsorted(rows, torch.as_tensor(position).contiguous(), right=True)
             return found.clamp(max=max(count - 1, 0))
 
-        return expr.evaluate(Environment(_Symbols(self, scope, lanes), element, search))
+        return expr.evaluate(Environment(_PositionSymbols(self, scope, lanes), element, search))
 
 
-class _Symbols(dict[Symbol, Any]):
+class _PositionSymbols(dict[Symbol, Any]):
     """Symbols as a block sees them: positions are the first axis, lanes the others."""
 
-    def __init__(self, counter: _Counter, scope: _Scope, lanes: Lanes) -> None:
+    def __init__(self, counter: _Counter, scope: _PositionScope, lanes: Lanes) -> None:
         super().__init__()
         self.counter, self.scope, self.lanes = counter, scope, lanes
 
@@ -274,6 +274,6 @@ class _Symbols(dict[Symbol, Any]):
             found = self.scope.symbols[symbol] if symbol in self.scope.symbols else self.scope.numbers[symbol.name]
             found = found.reshape([-1, *[1] * rank]) if isinstance(found, torch.Tensor) and found.dim() else found
         else:
-            raise _Unknown(symbol.name)
+            raise _NotKnownHere(symbol.name)
         self[symbol] = found
         return found
