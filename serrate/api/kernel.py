@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from serrate import settings
-from serrate.api.kernel_gradients import KernelPair, check_backward
+from serrate.api.kernel_gradients import DerivedGradients, KernelPair, check_backward
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.frontend.kernel.machine import activate, deactivate
 from serrate.interpret.interpreter import interpret, prepare
@@ -249,6 +249,19 @@ class Kernel:
         return f"<kernel {self.__name__}>"  # type: ignore[attr-defined]
 
 
+class DerivedKernel(Kernel):
+    """A kernel whose gradients are derived from its loops. Created by `serrate.kernel(backward="auto")`."""
+
+    def __init__(self, function: Callable[..., Any], config: Config, asked: Mapping[str, Any], policy: Policy) -> None:
+        super().__init__(function, config, asked, policy)
+        self._derived = DerivedGradients(function, lambda: self._on(settings.current().backend))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._derived.are_wanted(args, kwargs):
+            return super().__call__(*args, **kwargs)
+        return self._derived(args, kwargs)
+
+
 class DifferentiableKernel(Kernel):
     """A kernel with a backward kernel. Created by `serrate.kernel(backward=...)`."""
 
@@ -267,7 +280,7 @@ class DifferentiableKernel(Kernel):
 def kernel(
     function: Callable[..., Any] | None = None,
     *,
-    backward: Callable[..., Any] | None = None,
+    backward: Callable[..., Any] | Literal["auto"] | None = None,
     config: Config | None = None,
     strategy: str | None = None,
     jagged_strategy: str | None = None,
@@ -288,7 +301,8 @@ def kernel(
     `effort` (or `autotune_effort`) is "none", "quick" (3 s on a CPU) or "full"; `tune` is "first_call", "background" or "never".
 
     `backward` computes gradients: a kernel, or any function, that gets the arguments, the results and the gradients of the
-    results, and returns one gradient for each argument that is a floating-point tensor.
+    results, and returns one gradient for each argument that is a floating-point tensor. `backward="auto"` derives gradients from
+    the loops, and raises `GradientError`, naming the line, if one of them cannot be differentiated.
 
     >>> import serrate, torch
     >>> import serrate.language as hl
@@ -324,6 +338,10 @@ def kernel(
     if backward is None:
         return Kernel(function, made, asked, policy) if function is not None else lambda f: Kernel(f, made, asked, policy)
     check_backward(backward)
-    if function is not None:
-        return DifferentiableKernel(function, made, asked, policy, backward)
-    return lambda f: DifferentiableKernel(f, made, asked, policy, backward)
+
+    def differentiable(f: Callable[..., Any]) -> Kernel:
+        if isinstance(backward, str):
+            return DerivedKernel(f, made, asked, policy)
+        return DifferentiableKernel(f, made, asked, policy, backward)
+
+    return differentiable(function) if function is not None else differentiable

@@ -3,18 +3,30 @@
 In: a kernel, and a function that computes gradients: it gets the kernel's arguments, then its results, then the gradients of its
 results, and returns one gradient for each argument that is a floating-point tensor. Out: results that torch's autograd records.
 If gradients of gradients are wanted, the backward kernel is itself called with gradients, so it needs a backward kernel too.
+
+With `backward="auto"` there is no such function: each device loop is recorded as an operation that stores to its results, and its
+gradient is that of the fusion it is lifted to (`tiles/lift.py`). torch records the Python around the loops as always.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from serrate.autograd.adjoint import gradients
+from serrate.autograd.saved import Backward, backward_of
 from serrate.errors import CallError, GradientError
 from serrate.tensor import JaggedTensor
+from serrate.tiles.host import CompiledKernel
+from serrate.tiles.launch_site import LaunchSite
+from serrate.tiles.lift import LiftedLoop, NotLifted
+from serrate.tiles.sources import Items, flattened
+from serrate.tiles.stage import LoopStage
 
 Gradient = torch.Tensor | JaggedTensor | None
 
@@ -80,8 +92,8 @@ class KernelPair:
 
 def check_backward(backward: object) -> None:
     """Raises unless this can compute gradients."""
-    if not callable(backward):
-        raise CallError(f"backward= is a kernel or a function that returns gradients, got {backward!r}")
+    if not callable(backward) and backward != "auto":
+        raise CallError(f'backward= is a kernel or a function that returns gradients, or "auto"; got {backward!r}')
 
 
 def _inside(container: Any) -> list[Any]:
@@ -155,3 +167,155 @@ class _KernelFunction(torch.autograd.Function):
 
 
 _apply: Callable[..., tuple[torch.Tensor, ...]] = _KernelFunction.apply
+
+
+# --- derived gradients -------------------------------------------------------------------------------------------------------
+
+
+class DerivedGradients:
+    """A kernel whose gradients are derived from its loops."""
+
+    def __init__(self, function: Callable[..., Any], kernel: Callable[[], CompiledKernel]) -> None:
+        self.name, self._function, self._kernel = function.__name__, function, kernel
+        self._hosts: dict[CompiledKernel, Callable[..., Any]] = {}
+        self._loops: dict[LoopStage, _Loop] = {}
+
+    def are_wanted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether the gradient of an argument is recorded."""
+        return requires_gradient(_inside([*args, *kwargs.values()]))
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Runs the kernel, and records its loops."""
+        kernel = self._kernel()
+        kernel.refresh()
+        if kernel not in self._hosts:
+            self._hosts[kernel] = kernel.with_launches(self._launch)
+        return self._hosts[kernel](*args, **kwargs)
+
+    def _launch(self, site: LaunchSite, given: dict[str, Any]) -> None:
+        """A device loop: recorded if something that it reads requires a gradient."""
+        plain = {name: _detached(value) for name, value in given.items()}
+        if not requires_gradient(_inside(given)):
+            site(plain)
+            return
+        stage, items = site.asked(plain)
+        if stage not in self._loops:
+            self._loops[stage] = _Loop(self.name, stage, self._lifted(stage))
+        self._loops[stage](site, plain, items, flattened(given))
+
+    def _lifted(self, stage: LoopStage) -> LiftedLoop:
+        try:
+            return stage.lifted
+        except NotLifted as error:
+            code = self._function.__code__
+            text = linecache.getline(code.co_filename, error.line).strip() if error.line is not None else ""
+            where = f"line {error.line} ({text})" if text else "one of its loops"
+            raise GradientError(
+                f'{self.name}: backward="auto" cannot differentiate {where}: {error.reason}. Write a backward kernel, and pass '
+                "it: @serrate.kernel(backward=...)"
+            ) from None
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor | JaggedTensor):
+        return value.detach() if value.requires_grad else value
+    if type(value) is dict:
+        return {key: _detached(each) for key, each in value.items()}
+    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
+
+
+class _Loop:
+    """A device loop and its gradient."""
+
+    def __init__(self, name: str, stage: LoopStage, lifted: LiftedLoop) -> None:
+        self.name, self.stage, self.lifted = name, stage, lifted
+        self._backward: dict[tuple[int, ...], tuple[Backward, Any]] = {}
+
+    def __call__(self, site: LaunchSite, plain: dict[str, Any], items: Items, given: Mapping[str, Any]) -> None:
+        numbers = self.stage.environment(items)
+        for axis, last, end in self.lifted.limits:
+            if last.evaluate(numbers) > end.evaluate(numbers):
+                raise GradientError(
+                    f'{self.name}: backward="auto" cannot differentiate {axis}, which goes past the end of a tensor'
+                )
+        inputs = [self.stage.source(source, items) for source in self.lifted.sources]
+        read = [k for k, source in enumerate(self.lifted.sources) if source.kind == "tensor" and inputs[k].is_floating_point()]
+        tensors = [self._original(self.lifted.sources[k].what, given, inputs[k]) for k in read]
+        stored = [self._original(t, given, None) for t in self.lifted.stored]
+        parts = [tuple(None if end is None else int(end.evaluate(numbers)) for end in shape) for shape in self.lifted.shapes]
+        for x, part in zip(stored, parts, strict=True):
+            if x.requires_grad and any(n is not None and n != size for n, size in zip(part, x.shape, strict=True)):
+                raise GradientError(
+                    f'{self.name}: backward="auto" cannot differentiate a store to a part of a tensor that has a gradient already'
+                )
+        floating = [k for k, x in enumerate(stored) if x.is_floating_point()]
+        call = _LoopCall(self, lambda: site(plain), inputs, read, floating, parts)
+        _record_loop(call, *tensors, *(stored[k] for k in floating))
+
+    def _original(self, tensor: Any, given: Mapping[str, Any], other: torch.Tensor | None) -> torch.Tensor:
+        """A tensor of the loop as the user has it, with its history."""
+        path = self.stage.path(tensor)
+        found = given.get(path[0])
+        if isinstance(found, torch.Tensor) and len(path) == 1:
+            return found
+        if isinstance(found, JaggedTensor) and path[1:] == ("values",):
+            return found.values
+        assert other is not None
+        return other
+
+    def backward(self, wanted: tuple[int, ...]) -> tuple[Backward, Any]:
+        """The backward program for gradients of these inputs, which computes everything from the inputs."""
+        if wanted not in self._backward:
+            made = gradients(self.lifted.fusion, wanted)
+            results = [view.tensor.memory.name for view in self.lifted.fusion.outputs]
+            part = backward_of(made, results, "inputs")
+            self._backward[wanted] = part, part.fusion.compile() if any(k is not None for k in part.found) else None
+        return self._backward[wanted]
+
+
+@dataclass
+class _LoopCall:
+    """One launch: what runs it, its inputs, which of them are recorded, and which results; how much of each is stored."""
+
+    loop: _Loop
+    run: Callable[[], None]
+    inputs: list[torch.Tensor]
+    read: list[int]
+    floating: list[int]
+    parts: list[tuple[int | None, ...]]
+
+
+class _LoopFunction(torch.autograd.Function):
+    """Runs a device loop, which stores to its last arguments, and later the backward program of its fusion."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _LoopCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        call.run()
+        stored = tensors[len(call.read) :]
+        ctx.call = replace(call, run=_done)
+        ctx.save_for_backward(*tensors[: len(call.read)])
+        ctx.mark_dirty(*stored)
+        return stored
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: _LoopCall = ctx.call
+        inputs, count = list(call.inputs), len(call.read)
+        for k, x in zip(call.read, ctx.saved_tensors, strict=True):
+            inputs[k] = x
+        needed = [k for k, wants in zip(call.read, ctx.needs_input_grad[1:], strict=False) if wants]
+        part, program = call.loop.backward(tuple(needed))
+        arriving = {k: grad[tuple(slice(n) for n in call.parts[k])] for k, grad in zip(call.floating, upstream, strict=True)}
+        found: list[Any] = []
+        if program is not None:
+            made = program(*(inputs[k] for k in part.inputs), *(arriving[k].contiguous() for k in part.given))
+            found = [x.values if isinstance(x, JaggedTensor) else x for x in (made if isinstance(made, tuple) else (made,))]
+        by_input = {k: None if place is None else found[place] for k, place in zip(needed, part.found, strict=True)}
+        return (None, *(by_input.get(k) for k in call.read), *([None] * (len(ctx.needs_input_grad) - 1 - count)))
+
+
+def _done() -> None:
+    """A launch that has run: what it used is not kept."""
+
+
+_record_loop: Callable[..., tuple[torch.Tensor, ...]] = _LoopFunction.apply

@@ -184,17 +184,25 @@ class CompiledKernel:
         """All candidates of each device loop, and what they are measured with; for benchmarks of the tuner."""
         return [program.laboratory(items) for program, items in self._asked(args, kwargs)]
 
-    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
-        found: list[tuple[LoopStage, Items]] = []
+    def with_launches(self, launch: Callable[[LaunchSite, dict[str, Any]], None]) -> Callable[..., Any]:
+        """The function, with this called for each device loop and its variables."""
 
-        def ask(number: int, given: dict[str, Any]) -> None:
+        def at(number: int, given: dict[str, Any]) -> None:
             host: Host = current("a kernel")
             site = self._site(number, host)
-            found.append(site.asked(given))
+            launch(site, given)
             host.passed(number, site.programs.open_blocks)
 
         with making:
-            host = self._parts.host([functools.partial(ask, number) for number in range(len(self.sites))])
-        with running(Host(self._options.blocks)):
-            host(*args, **kwargs)
+            function = self._parts.host([functools.partial(at, number) for number in range(len(self.sites))])
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with running(Host(self._options.blocks)):
+                return function(*args, **kwargs)
+
+        return run
+
+    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
+        found: list[tuple[LoopStage, Items]] = []
+        self.with_launches(lambda site, given: found.append(site.asked(given)))(*args, **kwargs)
         return found

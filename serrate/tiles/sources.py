@@ -185,10 +185,16 @@ class ArgumentSources:
 
     def __init__(self, trace: Trace, env: Env) -> None:
         self.names = names_of(env)
+        self.lines = trace.lines
+        """The user's lines of what the loop loads and stores."""
         self._paths: dict[str, Path] = {t.tensor.name: path for path, t in trace.tensors.items()}
         self._places = Places(self.names)
         self._numbers = [self._places.number(path) for path in trace.numbers]
         self._arrays = [self._places.array(*described) for described in trace.described]
+        self.arrays = dict(zip(trace.described.values(), self._arrays, strict=True))
+        """How the arrays that describe rows are found."""
+        self.numbers = dict(zip(trace.numbers.values(), self._numbers, strict=True))
+        """How numbers are found."""
         # Which names stand for leaves is part of what a program is made for.
         leaves = [name for name in self.names if isinstance(env[name], LEAVES)]
         self._leaves = {name: k for k, name in enumerate(leaves)}

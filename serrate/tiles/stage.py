@@ -17,6 +17,7 @@ import torch
 from serrate import logs
 from serrate.engine import ONE_PLAN, BuiltProgram, CallFacts, CompiledStage, default_backend
 from serrate.errors import KernelError, StrategyError
+from serrate.ir.expr import Array, Environment, Expr
 from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, nodes, values_of
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Tensor
@@ -29,7 +30,8 @@ from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, Target
 from serrate.tensor.structure import Structure
 from serrate.tiles.aliasing import Aliasing
-from serrate.tiles.sources import ArgumentSources, Items, TensorSource
+from serrate.tiles.lift import LiftedLoop, Source, lift
+from serrate.tiles.sources import ArgumentSources, Items, Path, TensorSource
 from serrate.tuner.candidates import Candidate, Space
 from serrate.tuner.laboratory import CopyArena, ProgramLaboratory
 from serrate.tuner.policy import NEVER, Policy, paused
@@ -299,6 +301,33 @@ class LoopStage(CompiledStage):
                 target.copy_(made)
 
         return work
+
+    @functools.cached_property
+    def lifted(self) -> LiftedLoop:
+        """The loop as a fusion, for its gradient."""
+        return lift(self.naive, self._sources.lines)
+
+    def environment(self, items: Items) -> Environment:
+        """The numbers of a call."""
+        return Environment({symbol: number(items) for symbol, number in self._sources.numbers.items()})
+
+    def source(self, source: Source, items: Items) -> torch.Tensor:
+        """An input of the lifted loop."""
+        match source:
+            case Source("tensor", Tensor() as tensor):
+                return self._sources.given([tensor])[0].now(items)
+            case Source("array", Array() as array):
+                counts = dict(self.naive.counts)
+                # Without rows, the loop gets more elements than there are boundaries.
+                last = None if array not in counts else int(counts[array].evaluate(self.environment(items))) + 1
+                return self._sources.arrays[array](items)[:last].long()
+            case Source("size", Expr() as size):
+                return torch.empty(int(size.evaluate(self.environment(items))), dtype=torch.uint8, device=self._sources.device)
+        raise AssertionError(source)
+
+    def path(self, tensor: Tensor) -> Path:
+        """Where a tensor of the loop is found."""
+        return self._sources.given([tensor])[0].path
 
     def outputs(self, items: Items) -> list[torch.Tensor]:
         """The tensors that the program stores to."""

@@ -23,6 +23,7 @@ from serrate.ir.loops import (
     Dot,
     Held,
     If,
+    Load,
     Local,
     Reduce,
     Running,
@@ -92,6 +93,8 @@ class Trace:
         self._computed: dict[str, Traced] = {}
         self.loaded: set[tuple[str, Expr]] = set()
         """Loads from 1-D tensors, by tensor and index."""
+        self.lines: dict[object, int] = {}
+        """The user's lines: of loads by value, of stores and private blocks by name; the first of each."""
         self._loop_number = 0
         self._sites: dict[Any, int] = {}
 
@@ -117,11 +120,18 @@ class Trace:
             axis = next(a for a in self.axes if a.position is lane.symbol).original
             if axis.looped and axis not in self.axes_open:
                 refuse(f"a value of {axis} is used after its loop: reduce it in the loop, or store it to a tensor")
+        self._note(node.tensor.name if isinstance(node, Write) else getattr(getattr(node, "local", None), "name", None))
         self.block.append(node)
+
+    def _note(self, what: object) -> None:
+        frame = user_frame()
+        if frame is not None:
+            self.lines.setdefault(what, frame.f_lineno)
 
     def declare(self, name: str, dtype: torch.dtype, axes: Sequence[Axis], identity: Any, kind: str | None = None) -> Local:
         """Declares a private block filled with a number; `kind` is the reduction that accumulates into it, if any."""
         local = Local(name, dtype, tuple(a.block_lane for a in axes))
+        self._note(name)
         self.block.append(Declare(local, identity))
         if kind is not None:
             self.reductions[name] = kind
@@ -279,7 +289,11 @@ class Trace:
 
     def load(self, tensor: Any, key: Any, extra_mask: Any = None) -> Any:
         """`tensor[key]`."""
-        return memory.read(self, tensor, key, extra_mask)
+        found = memory.read(self, tensor, key, extra_mask)
+        for each in found.value.walk() if isinstance(found, Traced) else ():
+            if isinstance(each, Load):
+                self._note(each)
+        return found
 
     def store(self, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:
         """`tensor[key] = x`."""
@@ -491,7 +505,7 @@ class Trace:
 
 def _retargeted(node: Any, written: dict[Tensor, Tensor]) -> Any:
     """The statement with every tensor that is stored to marked as an output."""
-    from serrate.ir.loops import Load, bodies, load, with_bodies
+    from serrate.ir.loops import bodies, load, with_bodies
     from serrate.ir.values import rewrite
 
     def change(v: Value) -> Value | None:

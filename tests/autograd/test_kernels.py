@@ -147,5 +147,5 @@ def test_calls_that_cannot_be_recorded() -> None:
         nothing(x)
     with pytest.raises(GradientError, match="must return new tensors, not its arguments"):
         itself(x)
-    with pytest.raises(CallError, match="backward= is a kernel or a function that returns gradients, got 3"):
+    with pytest.raises(CallError, match='backward= is a kernel or a function that returns gradients, or "auto"; got 3'):
         serrate.kernel(backward=3)
