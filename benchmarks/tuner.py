@@ -24,13 +24,12 @@ from rich.text import Text
 from benchmarks import limits, report
 from benchmarks.data import DISTRIBUTIONS
 from benchmarks.examples import EXAMPLES, QUICK, Case, Sizes, case
-from benchmarks.measure import measure
 from benchmarks.options import Options, chosen
 from serrate import Kernel, kernel, settings
 from serrate.schedule.strategies import STRATEGIES
 from serrate.tuner import record
 from serrate.tuner.candidates import Candidate
-from serrate.tuner.search import SAMPLE, Unfit
+from serrate.tuner.search import Unfit
 
 MEAN, WORST = 0.05, 0.15
 """Goals for the regret: the geometric mean over all cells, and the worst."""
@@ -38,6 +37,8 @@ WINS = 1.2
 """The factor by which at least two strategies each are to win somewhere."""
 EVERY = 5
 """Rounds in which every candidate is timed, before the best are timed again."""
+RUNS = 3
+"""Runs of a candidate in one round."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,12 @@ def choice(name: str, lengths: str, it: Case, rounds: int) -> Choice:
         able = [c for c in every if c not in failed]
 
         def times(candidates: Sequence[Candidate], turns: int) -> dict[Candidate, float]:
-            quick = min(laboratory.run(c, 1) for c in candidates)
-            repeats = max(1, int(SAMPLE / quick))
-            calls = {str(c): lambda c=c: laboratory.run(c, repeats) for c in candidates}
-            timed = measure(calls, turns, patience=60.0)
-            # The least, not the median: whatever else the machine does only ever adds time.
-            return {c: timed[str(c)].least / repeats for c in candidates}
+            """Milliseconds: the least of interleaved runs, because whatever else the machine does only ever adds time."""
+            least = {c: laboratory.run(c, 1) for c in candidates}
+            for _ in range(turns):
+                for c in candidates:
+                    least[c] = min(least[c], laboratory.run(c, RUNS))
+            return {c: 1e3 * seconds for c, seconds in least.items()}
 
         all_of_them = times(able, min(EVERY, rounds))
         best = min(able, key=all_of_them.__getitem__)
