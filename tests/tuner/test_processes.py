@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import re
@@ -19,7 +18,7 @@ from serrate import JaggedTensor, settings
 from serrate.runtime.compiler import Compiler
 from serrate.tuner import record
 from serrate.tuner.laboratory import ProgramLaboratory
-from serrate.tuner.search import EFFORTS
+from serrate.tuner.search import EFFORTS, Effort, Halving
 
 PROCESSES = 8
 
@@ -47,7 +46,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, private_cache: Path, tmp_path: Path
         return run(self, candidate)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Compiler, "build", noted_build)
-    monkeypatch.setitem(EFFORTS, "quick", dataclasses.replace(EFFORTS["quick"], on_cpu=1.0))
+    monkeypatch.setitem(EFFORTS, "quick", Effort("quick", 60.0, 60.0, Halving(steps=0)))
     monkeypatch.setattr(ProgramLaboratory, "_first", noted_run)
     return seen
 

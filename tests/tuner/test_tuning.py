@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from serrate.tuner import record
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import CopyArena, ProgramLaboratory, agrees
 from serrate.tuner.record import Shelf, Tuning
-from serrate.tuner.search import EFFORTS
+from serrate.tuner.search import EFFORTS, Effort, Halving
 
 Lengths = Sequence[int]
 
@@ -48,9 +47,9 @@ class Measured:
 
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch, private_cache: Path) -> Iterator[Path]:
-    """Programs are tuned as they are for users, but for a shorter time, with an empty cache."""
+    """Programs are tuned as they are for users, but without variants of strategies and in no hurry, with an empty cache."""
     monkeypatch.setenv("SERRATE_TUNE", "first_call")
-    monkeypatch.setitem(EFFORTS, "quick", dataclasses.replace(EFFORTS["quick"], on_cpu=1.0))
+    monkeypatch.setitem(EFFORTS, "quick", Effort("quick", 60.0, 60.0, Halving(steps=0)))
     settings.reload()
     record.forget()
     yield private_cache
