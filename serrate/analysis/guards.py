@@ -28,6 +28,7 @@ holes. The rules, with the reason each one holds:
   resize  i = i' - L.  i >= 0 needs a guard if L > 0, i < N if R > 0.  i < N implies i' < N + L <= N + L + R if R >= 0, and i >= 0
           implies i' >= L >= 0 if L >= 0: then the guards of i' are redundant. The other rules assume non-negative indices, which
           holds under these guards: sums, quotients and products of non-negative indices are non-negative.
+  ordered c = order[c'] permutes the components: c in bounds iff c' in bounds.
   swizzle b = b' xor (a mod Nb) permutes 0 .. Nb-1 for every a: b in bounds iff b' in bounds. a is not changed.
   restrict i = i' + lo needs i < N unless hi <= N; a ragged domain's rows end with it.
   ragged  as split, against length[c]; one past the end would land in the next row, inside the buffer.
@@ -47,7 +48,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, Less, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.ragged_transforms import Combine, Cover, RaggedProduct, Spread
+from serrate.ir.ragged_transforms import Combine, Cover, Ordered, RaggedProduct, Spread
 from serrate.ir.transforms import Merge, Resize, Restrict, Split, Swizzle, Transform
 
 
@@ -184,7 +185,7 @@ class _Path:
             width = transform.inputs[1].row_length
             if width.value != 0 and (not isinstance(transform, RaggedProduct) or _at_least(width, 1)):
                 yield transform.outputs[0], limit * width
-        elif isinstance(transform, Cover | Swizzle):
+        elif isinstance(transform, Cover | Ordered | Swizzle):
             yield transform.outputs[0], transform.outputs[0].row_length
         elif isinstance(transform, Resize) and _at_least(transform.right, 0):
             yield transform.outputs[0], limit + transform.left

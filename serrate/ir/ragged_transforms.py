@@ -1,4 +1,4 @@
-"""Transforms of ragged domains: combine, cover, product, regroup. `partition` creates them.
+"""Transforms of ragged domains: combine, cover, product, ordered, regroup. `partition` creates them.
 
 In: ragged domains and their components. Out: new domains whose `definition` is the transform that made them (see `transforms`).
 
@@ -11,6 +11,7 @@ In: ragged domains and their components. Out: new domains whose `definition` is 
 | cover            | R -> longer rows     | r = r' (guard r < length[c])  | the longest of a group      |
 | within_row       | I -> R, no longer    | i = r                         | lengths                     |
 | product          | (R1, R2) -> ragged   | a = m // len2, b = m % len2   | len1*len2, row by row       |
+| ordered          | C -> C'              | c = order[c']                 | K                           |
 | regroup          | (G, R[g][c]) -> R'   | g = search in row c, r = rest | sum over g, for each c      |
 """
 
@@ -22,10 +23,11 @@ from typing import cast
 
 from serrate.errors import DomainError, StructureMismatch
 from serrate.ir.domains import COORDINATE, IterDomain, NestedInts
-from serrate.ir.expr import Array, Expr, const, maximum, search
+from serrate.ir.expr import Array, Expr, const, maximum, search, symbol
 from serrate.ir.nested import flattened
 from serrate.ir.partition import Pair, Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum, total_of
+from serrate.ir.recipes import InverseOrder, Order
 from serrate.ir.transforms import (
     Known,
     Merge,
@@ -135,6 +137,20 @@ class Cover(Shift):
 
 class WithinRow(Shift):
     """I -> R, the positions of a domain that lie inside the row, for loops that do nothing past a row's end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ordered(Transform):
+    """C -> C' with c = order[c']: the same components in the order of their rows' lengths, within runs of so many."""
+
+    order: Array
+
+    def to_inputs(self, known: Known) -> tuple[Expr, ...]:
+        return (self.order[known[self.outputs[0].uid]],)
+
+    def to_outputs(self, known: Known) -> tuple[Expr, ...]:
+        places = Array(f"places({self.order.name})", recipe=InverseOrder(self.order))
+        return (places[known[self.inputs[0].uid]],)
 
 
 class RaggedProduct(Merge):
@@ -333,6 +349,27 @@ def within_row(component: IterDomain, whole: IterDomain, length: Expr, bound: Ex
         return finish(WithinRow((whole,), (), const(0)), (row,))
 
     return cast(RaggedIterDomain, once(whole, ("within_row", component.uid, length), make)[0])
+
+
+def ordered(component: IterDomain, ragged: RaggedIterDomain, size: int) -> IterDomain:
+    """C -> C', its positions in the order of the lengths of their rows, within each run of `size`.
+
+    >>> from serrate.ir import partition
+    >>> c, r = partition(IterDomain(10, name="d"), [0, 7, 8, 10], names=("c", "r"))
+    >>> str(ordered(c, r, 2).definition)
+    'ordered: i.c{3} -> i.cp{3}'
+    """
+    plain("ordered", component)
+    if ragged.component.uid != component.uid:
+        raise DomainError(f"ordered: {component} does not own {ragged}")
+
+    def make() -> Outputs:
+        spelled = ragged.length.substitute({COORDINATE: symbol("c")})
+        order = Array(f"order{size}({spelled})", recipe=Order(ragged.length, COORDINATE, component.extent_expr, size))
+        output = IterDomain(component.extent_expr, name=f"{component.name}p", bound=component.bound)
+        return finish(Ordered((component,), (), order), (output,))
+
+    return once(component, ("ordered", ragged.uid, size), make)[0]
 
 
 def lists_long_rows(domain: IterDomain) -> bool:

@@ -45,6 +45,30 @@ class GroupMaximum(PerComponent):
 
 
 @dataclass(frozen=True)
+class Order(PerComponent):
+    """The components, in the order of `f(c)` within each run of `size` of them; where it is equal, as they come."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class InverseOrder:
+    """The inverse of a permutation: element `order[i]` is i."""
+
+    order: Array
+
+    @property
+    def arrays(self) -> frozenset[Array]:
+        """The arrays that are read."""
+        return frozenset((self.order,))
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The extents that must be known."""
+        return frozenset()
+
+
+@dataclass(frozen=True)
 class Owners:
     """Element i is the component that owns position i under `offsets`; `size` elements."""
 
@@ -82,4 +106,4 @@ class Joined:
         return frozenset(s for e in (*self.terms, *self.counts) for s in e.symbols) - {self.coordinate}
 
 
-Recipe = PerComponent | Owners | Joined
+Recipe = PerComponent | Owners | Joined | InverseOrder

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from serrate.ir.expr import Element, Expr, FloorDiv, Less, Maximum, Minimum, Search, const
 from serrate.ir.loops import Bind
-from serrate.ir.recipes import Joined, Owners, RunningSum
+from serrate.ir.recipes import Joined, Order, Owners, RunningSum
 from serrate.ir.solve import terms_of
 
 DEPTH = 8
@@ -109,7 +109,7 @@ def _about(e: Expr) -> Iterator[Expr]:
             yield e.array[recipe.count] - e
         elif isinstance(recipe, Joined):
             yield e.array[sum(recipe.counts, const(0))] - e
-        elif isinstance(recipe, Owners):
+        elif isinstance(recipe, Owners | Order):
             yield recipe.count - 1 - e
         yield from _owned(e)
 

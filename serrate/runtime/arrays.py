@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from serrate.ir.expr import Array, Environment, Expr, Symbol
-from serrate.ir.recipes import GroupMaximum, Joined, Largest, Owners
+from serrate.ir.recipes import GroupMaximum, InverseOrder, Joined, Largest, Order, Owners
 from serrate.runtime.locks import Lock
 from serrate.tensor.torch_private import is_recorded, version
 
@@ -149,6 +149,17 @@ def _make(
         padded = torch.zeros(groups * recipe.size, dtype=torch.int64, device=device)
         padded[:count] = evaluated(recipe.term, recipe.coordinate, count)
         return padded.reshape(groups, recipe.size).amax(1) if groups else padded
+    if isinstance(recipe, Order):
+        count = int(recipe.count.evaluate(numbers))
+        runs = -(-count // recipe.size)
+        most = torch.iinfo(torch.int32).max
+        padded = torch.full((runs * recipe.size,), most, dtype=torch.int32, device=device)
+        padded[:count] = evaluated(recipe.term, recipe.coordinate, count).clamp(max=most - 1)
+        order = padded.view(runs, recipe.size).sort(dim=1, stable=True).indices
+        return (order + torch.arange(runs, device=device)[:, None] * recipe.size).view(-1)[:count].contiguous()
+    if isinstance(recipe, InverseOrder):
+        order = derive(recipe.order, tensors, symbols, device, remember)
+        return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=device))
     if isinstance(recipe, Largest):
         terms = evaluated(recipe.term, recipe.coordinate, int(recipe.count.evaluate(numbers)))
         return terms.amax(0, keepdim=True) if len(terms) else torch.zeros(1, dtype=torch.int64, device=device)

@@ -14,10 +14,10 @@ from serrate.analysis.indices import Indices
 from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
-from serrate.ir.expr import Array, minimum, symbol
+from serrate.ir.expr import Array, Expr, minimum, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.recipes import GroupMaximum
+from serrate.ir.recipes import GroupMaximum, Order
 from serrate.ir.rewrites import map_values
 from serrate.ir.storage import row_dims, storage_of
 from serrate.ir.tile import (
@@ -182,6 +182,24 @@ def short_only(program: TileProgram, phase: str, row: str, most: int) -> TilePro
     return _relooped(program, phase, change)
 
 
+def order(program: TileProgram, phase: str, component: str, row: str, size: int) -> TileProgram:
+    """for c: s   ->   for p: s at c = order[p]   where each run of `size` components is ordered by the lengths of their rows."""
+    _, leaf = _loops(program, phase)
+
+    def change(loops: Loops) -> Loops:
+        k = _position(loops, phase, component)
+        domains = (loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop))
+        rows = (d for domain in domains for d in (domain, *short_rows.above(domain)) if d.name == row)
+        found = next((d for d in rows if isinstance(d, RaggedIterDomain)), None)
+        if found is None:
+            raise ScheduleError(f"order: no phase loops over rows {row}")
+        if not _known(leaf.index).knows(loops[k][0]):
+            raise ScheduleError(f"phase {phase} reduces {component}, whose order must stay")
+        return (*loops[:k], (ragged_transforms.ordered(loops[k][0], found, size), loops[k][1]), *loops[k + 1 :])
+
+    return _relooped(program, phase, change)
+
+
 def ragged(program: TileProgram, phase: str, loop: str) -> TileProgram:
     """for k < n: s where k < length[c]   ->   for r[c]: s   (if no statement of the loop takes effect past the row)"""
     found = find(program, phase)
@@ -233,15 +251,28 @@ def cover(program: TileProgram, phase: str, ragged: str, group: str, size: int) 
         if not isinstance(row, RaggedIterDomain):
             raise ScheduleError(f"phase {phase}: {ragged} is not ragged; there is nothing to cover")
         outer = loops[_position(loops, phase, group)][0]
-        longest = Array(
-            f"longest{size}({row.length.substitute({COORDINATE: symbol('c')})})",
-            recipe=GroupMaximum(row.length, COORDINATE, row.component.extent_expr, size),
-        )
-        bound, most = longest[COORDINATE], row.length.bounds[1]
+        made = (d.definition for d in (outer, *short_rows.above(outer)))
+        order = next((t.order for t in made if isinstance(t, ragged_transforms.Ordered)), None)
+        bound, most = _longest_of_groups(row, size) if order is None else _last_of_groups(row, size, order), row.length.bounds[1]
         bound = bound if most is None else minimum(bound, most)
         return (*loops[:k], (ragged_transforms.cover(row, bound, outer), loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
+
+
+def _longest_of_groups(row: RaggedIterDomain, size: int) -> Expr:
+    """The longest row of each group of `size` components, as a function of the group."""
+    name = f"longest{size}({row.length.substitute({COORDINATE: symbol('c')})})"
+    return Array(name, recipe=GroupMaximum(row.length, COORDINATE, row.component.extent_expr, size))[COORDINATE]
+
+
+def _last_of_groups(row: RaggedIterDomain, size: int, order: Array) -> Expr:
+    """The same of components that are ordered by length: the last of a group has the longest row."""
+    assert isinstance(order.recipe, Order)
+    if order.recipe.term is not row.length or order.recipe.size % size:
+        raise ScheduleError(f"cover: groups of {size} are not ordered by the lengths of {row.name}")
+    last = minimum(COORDINATE * size + size, row.component.extent_expr) - 1
+    return row.length.substitute({COORDINATE: order[last]})
 
 
 def reorder(program: TileProgram, phase: str, *order: str) -> TileProgram:
@@ -702,7 +733,7 @@ def _places(index: Places) -> tuple[object, ...]:
 PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
     f.__name__: f
     for f in (
-        *(split, merge, partition, combine, long_only, short_only, ragged, fork, cut, resize, swizzle, cover, reorder),
+        *(split, merge, partition, combine, long_only, short_only, order, ragged, fork, cut, resize, swizzle, cover, reorder),
         *(
             mark,
             inline,

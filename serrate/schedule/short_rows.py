@@ -109,14 +109,14 @@ def _leaves_long_rows(phase: Phase, row: RaggedIterDomain, most: int) -> bool:
     """Whether all loops over rows of a phase leave out those longer than `most`."""
     part = short_part(row, most)
     loops = [n.domain for n in statements(phase.body) if isinstance(n, Loop)]
-    found = [d for d in loops if row in (d, *_above(d))]
-    return bool(found) and all(part in (d, *_above(d)) for d in found)
+    found = [d for d in loops if row in (d, *above(d))]
+    return bool(found) and all(part in (d, *above(d)) for d in found)
 
 
-def _above(domain: IterDomain) -> list[IterDomain]:
+def above(domain: IterDomain) -> list[IterDomain]:
     """All domains that a domain is made from."""
     made = domain.definition
-    return [] if made is None else [d for source in made.inputs for d in (source, *_above(source))]
+    return [] if made is None else [d for source in made.inputs for d in (source, *above(source))]
 
 
 def _around(loops: tuple[Loop, ...], body: Statement) -> tuple[Statement, ...]:

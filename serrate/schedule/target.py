@@ -55,6 +55,8 @@ class Target:
     """Rows that `masked` processes as lanes."""
     grouped: int
     """Positions of a block of several short rows."""
+    ordered: int
+    """Short rows that are ordered by their lengths before they are grouped: few, so that those of a group lie close together."""
     short_bytes: int
     """The most bytes of a row for which processing one row at a time leaves most lanes idle."""
     finish: int
@@ -103,6 +105,7 @@ CPU = Target(
     contraction=(128, 128),
     rows_together=8,
     grouped=1024,
+    ordered=1024,
     short_bytes=32,
     finish=1,
     factors_blocks=False,
@@ -137,6 +140,7 @@ GPU = Target(
     contraction=(64, 64),
     rows_together=4,
     grouped=256,
+    ordered=1024,
     short_bytes=512,
     finish=8192,
     factors_blocks=True,

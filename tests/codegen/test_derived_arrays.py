@@ -12,8 +12,9 @@ import torch
 
 from serrate import ir, ops
 from serrate.codegen.triton.derived import can_derive
-from serrate.ir.recipes import GroupMaximum, Owners, RunningSum
+from serrate.ir.recipes import GroupMaximum, Order, Owners, RunningSum
 from serrate.runtime.triton import Derivation
+from serrate.schedule.target import GPU
 from tests.conftest import FULL
 
 pytestmark = pytest.mark.triton
@@ -46,7 +47,7 @@ def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS if FULL else LENGTHS[:-1], ids=lambda lengths: f"{len(lengths)} rows")
-def test_the_longest_row_of_each_group(lengths: list[int]) -> None:
+def test_short_rows_in_the_order_of_their_lengths(lengths: list[int]) -> None:
     with ir.Fusion("program") as f:
         x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
         f.output(ops.sum(ops.as_nested(x, offsets), 1))
@@ -56,9 +57,25 @@ def test_the_longest_row_of_each_group(lengths: list[int]) -> None:
     wanted = [a for a in run.stages[0].prepared(call).executable.program.arrays if can_derive(a)]
     derivation = Derivation(wanted, tuple(run.binder.symbols))
     made = derivation([given], derivation.numbers(call.numbers), given.device)
-    (place,) = [place for a, place in zip(wanted, derivation.order, strict=True) if isinstance(a.recipe, GroupMaximum)]
-    longest = made[place].tensor().tolist()
+    (place,) = [place for a, place in zip(wanted, derivation.order, strict=True) if isinstance(a.recipe, Order)]
     short = [n if n <= PIECE else 0 for n in lengths]
-    groups = [max(short[k : k + 4]) for k in range(0, len(lengths), 4)]
-    assert longest[: len(groups)] == groups
+    runs = [range(k, min(k + GPU.ordered, len(lengths))) for k in range(0, len(lengths), GPU.ordered)]
+    assert made[place].tensor().tolist()[: len(lengths)] == [c for each in runs for c in sorted(each, key=lambda c: short[c])]
+    assert run(values, given).tolist() == [float(n) for n in lengths]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS[:-1], ids=lambda lengths: f"{len(lengths)} rows")
+def test_the_longest_row_of_each_group(lengths: list[int]) -> None:
+    with ir.Fusion("program") as f:
+        x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.sum(ops.as_nested(x, offsets), 1))
+    run = f.compile("triton", "masked", rows=4)
+    values, given = torch.ones(sum(lengths)), torch.tensor([0, *accumulate(lengths)])
+    call = run.binder.bind((values, given))
+    wanted = [a for a in run.stages[0].prepared(call).executable.program.arrays if can_derive(a)]
+    derivation = Derivation(wanted, tuple(run.binder.symbols))
+    made = derivation([given], derivation.numbers(call.numbers), given.device)
+    (place,) = [place for a, place in zip(wanted, derivation.order, strict=True) if isinstance(a.recipe, GroupMaximum)]
+    groups = [max(lengths[k : k + 4]) for k in range(0, len(lengths), 4)]
+    assert made[place].tensor().tolist()[: len(groups)] == groups
     assert run(values, given).tolist() == [float(n) for n in lengths]

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serrate import ir, ops
-from serrate.ir.ragged_transforms import lists_long_rows
+from serrate.ir.expr import Array, const, symbol
+from serrate.ir.ragged_transforms import lists_long_rows, ordered
 from serrate.ir.tile import LANES, ByLength, Loop, statements
+from serrate.runtime.arrays import derive
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
@@ -168,3 +170,32 @@ def test_a_block_of_positions_beside_other_lanes_is_not_larger_than_the_target_h
     (phase,) = plan(naive, "maskless", GPU, tile=512).apply(naive).phases
     blocks = {n.domain.extent_expr.value for n in statements(phase.body) if isinstance(n, Loop) and n.kind is LANES}
     assert blocks == {GPU.column_bytes // 4, GPU.largest // (GPU.column_bytes // 4)}
+
+
+NUMBERS = [[], [0], [0, 0, 3], [5, 1, 0, 64, 2, 300, 7, 0, 63, 65, 1, 1, 129, 4, 0, 33, 8, 2, 2, 31], [700]]
+
+
+@pytest.mark.parametrize("lengths", NUMBERS, ids=lambda lengths: f"{len(lengths)} rows")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["sum", "softmax", "centred"])
+def test_groups_of_numbers_ordered_by_length(name: str, dtype: torch.dtype, lengths: list[int]) -> None:
+    make, wanted = OPERATIONS[name]
+    with ir.Fusion(name) as f:
+        x, offsets = f.input((None,), dtype), f.input((None,), torch.int64)
+        f.output(make(ops.as_nested(x, offsets)))
+    run = f.compile("triton", "persistent_dynamic", rows=4, chunk=64, tile=32, uncut=1)
+    values, given = torch.randn(sum(lengths)).to(dtype), torch.tensor([0, *lengths]).cumsum(0)
+    assert any(step.primitive == "order" for step in run.plan(values, given).short.steps)
+    close = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    for own, row in zip(by_row(run(values, given)), values.split(lengths), strict=True):
+        torch.testing.assert_close(own.double(), wanted(row.double()), rtol=2 * close, atol=close)
+
+
+def test_components_in_the_order_of_their_lengths_are_visited_once() -> None:
+    array = Array("offsets", (0, 7, 7, 8, 10, 11))
+    component, row = ir.partition(ir.IterDomain(11), array, const(5), names=("c", "r"))
+    made = ordered(component, row, 4)
+    order = derive(made.definition.order, {}, {}, torch.device("cpu"))
+    assert order.tolist() == [1, 2, 3, 0, 4]
+    places = derive(made.definition.to_outputs({component.uid: symbol("c")})[0].array, {}, {}, torch.device("cpu"))
+    assert places[order].tolist() == list(range(5))

@@ -7,6 +7,7 @@ components, or of a table. Where there are several blocks of components, `block_
     offsets of pieces   [0, f(0), f(0) + f(1), ...]     f(c) = pieces of row c
     owners of pieces    [c of piece 0, c of piece 1, ...]
     longest of groups   [max(f(0), ..., f(n - 1)), max(f(n), ...), ...]
+    order of components [the c with the least f(c) of the first 1024, the next one, ...]
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from serrate.codegen.expressions import Spelling, written
 from serrate.codegen.triton.printer import HELPER, with_helpers
 from serrate.ir.expr import Array, Element, Expr, Search, Symbol, ceildiv
-from serrate.ir.recipes import GroupMaximum, Owners, RunningSum
+from serrate.ir.recipes import GroupMaximum, Order, Owners, PerComponent, RunningSum
 
 BLOCK = 1024
 """Positions of a table that are computed at once."""
@@ -39,13 +40,15 @@ class DerivedSource:
 
 
 def can_derive(array: Array) -> bool:
-    """Whether an array is a running sum of what a caller holds, a table of the owners of one, or the largest number of each group
-    of components."""
+    """Whether an array is a running sum of what a caller holds, a table of the owners of one, the largest number of each group
+    of components, or their order in runs that are sorted at once."""
     recipe = array.recipe
     if isinstance(recipe, Owners):
         return can_derive(recipe.offsets) and not recipe.count.arrays and not recipe.size.arrays
+    sorts = isinstance(recipe, Order) and recipe.size == BLOCK
     if (
-        not isinstance(recipe, RunningSum | GroupMaximum)
+        not (isinstance(recipe, RunningSum | GroupMaximum) or sorts)
+        or not isinstance(recipe, PerComponent)
         or recipe.count.arrays
         or any(isinstance(e, Search) for e in recipe.term.walk())
     ):
@@ -60,7 +63,7 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
     needed.update((a.recipe.offsets, None) for a in tables if isinstance(a.recipe, Owners))
     sums = tuple(needed)
     recipes = [a.recipe for a in (*sums, *tables)]
-    per_component = [r for r in recipes if isinstance(r, RunningSum | GroupMaximum)]
+    per_component = [r for r in recipes if isinstance(r, PerComponent)]
     inputs = tuple(dict.fromkeys(a for r in per_component for a in sorted(r.arrays, key=lambda a: a.name)))
     symbols = tuple(dict.fromkeys(s for r in recipes if r is not None for s in sorted(r.symbols, key=str)))
     names = {array: f"{kind}{k}" for kind, some in (("a", inputs), ("s", sums), ("t", tables)) for k, array in enumerate(some)}
@@ -90,6 +93,8 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
             if isinstance(array.recipe, Owners):
                 count = written(array.recipe.count, _spelling({}, numbers, ""))
                 lines += [f"        found = sr_owners({names[array.recipe.offsets]}, {count}, position)"]
+            elif isinstance(array.recipe, Order):
+                lines += _order(array.recipe, names, numbers)
             else:
                 assert isinstance(array.recipe, GroupMaximum)
                 lines += _longest(array.recipe, names, numbers)
@@ -101,6 +106,8 @@ def table_size(array: Array) -> Expr:
     """The number of elements of a table."""
     if isinstance(array.recipe, GroupMaximum):
         return ceildiv(array.recipe.count, array.recipe.size)
+    if isinstance(array.recipe, Order):
+        return array.recipe.count
     assert isinstance(array.recipe, Owners)
     return array.recipe.size
 
@@ -113,6 +120,17 @@ def _longest(recipe: GroupMaximum, names: dict[Array, str], numbers: dict[Symbol
         f"        for member in range(0, {recipe.size}):",
         f"            c = position * {recipe.size} + member",
         f"            found = tl.maximum(found, tl.where(c < {count}, {term}, 0))",
+    ]
+
+
+def _order(recipe: Order, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
+    """Sorts numbers with their positions as the last digits, so that equal ones keep their order."""
+    count = written(recipe.count, _spelling({}, numbers, ""))
+    spelling = _spelling(names, {**numbers, recipe.coordinate: "position"}, f"mask=position < {count}, other=0")
+    most = 2**62 // BLOCK
+    return [
+        f"        key = tl.where(position < {count}, tl.minimum({written(recipe.term, spelling)}, {most - 1}), {most})",
+        f"        found = position - position % {BLOCK} + tl.sort(key * {BLOCK} + position % {BLOCK}) % {BLOCK}",
     ]
 
 

@@ -1,6 +1,7 @@
 """masked: several rows at once, up to the length of the longest.
 
 for c: for r[c]: s  ->  grid co: serial xo: lanes ci, xi: s where r < length[c]      (x covers the rows of a group)
+Where rows are ordered by length first, those of a group have similar lengths, so that few lanes are idle.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ def masked(
     lanes: Lanes | None = None,
     most: int | None = None,
 ) -> Plan:
-    """A plan with groups of `rows` rows on the grid, each row one lane; rows longer than `most` are left out."""
+    """A plan with groups of `rows` rows on the grid, each row one lane; rows longer than `most` are left out, and others are
+    ordered by length within `target.ordered` rows."""
     recorder = Recorder(program)
     prepare(recorder)
+    short: str | None = None
     if most is not None:
         for shape in shapes(recorder.program):
             if len(shape.own_rows) > 1 or shape.has_other_rows:
                 raise ScheduleError(f"phase {shape.phase} runs over several ragged dims, which are not short or long together")
             for row in shape.own_rows:
                 recorder.do("short_only", shape.phase, row.name, most)
-    schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target)), lanes)
+                short = f"{row.name}r"
+    schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target), short, target.ordered), lanes)
     return recorder.plan("masked", warps or warps_for(program, target))
 
 
@@ -44,14 +48,21 @@ class GroupedRows(WholeRows):
     """Groups of components on the grid, with rows as lanes, up to the length of the longest row."""
 
     size: int
+    ordered_by: str | None = None
+    """The rows by whose lengths components are ordered, within `run` of them."""
+    run: int = 1
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
         if shape.ragged is None and shape.has_other_rows:
             # Nested rows: the trip count would differ between lanes.
             return super().per_component(recorder, shape)
-        recorder.do("split", shape.phase, shape.component.name, Sized(self.size, "rows that are processed together, as lanes"))
-        return [f"{shape.component.name}o"], [f"{shape.component.name}i"]
+        name = shape.component.name
+        if self.ordered_by is not None:
+            recorder.do("order", shape.phase, name, self.ordered_by, self.run)
+            name = f"{name}p"
+        recorder.do("split", shape.phase, name, Sized(self.size, "rows that are processed together, as lanes"))
+        return [f"{name}o"], [f"{name}i"]
 
     def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.ragged is not None
