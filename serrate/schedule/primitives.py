@@ -153,10 +153,10 @@ def combine(program: TileProgram, phase: str, component: str, ragged: str) -> Ti
     return _relooped(program, phase, change)
 
 
-def long_only(program: TileProgram, phase: str, pieces: str, most: int = 1) -> TileProgram:
-    """for c: for o[c]: s   ->   for c: for o'[c]: s   where o' are the pieces of rows that have more than `most`.
+def long_only(program: TileProgram, phase: str, pieces: str, most: int) -> TileProgram:
+    """for c: for o[c]: s   ->   for c: for o'[c]: s   where o' are the pieces of rows that have more than `most` positions.
 
-    Rows of fewer pieces are left to another plan (`short_rows.py`).
+    Shorter rows are left to another plan (`short_rows.py`).
     """
 
     def change(loops: Loops) -> Loops:

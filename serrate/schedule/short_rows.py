@@ -125,15 +125,16 @@ def _around(loops: tuple[Loop, ...], body: Statement) -> tuple[Statement, ...]:
     return (body,)
 
 
-def several(pieces: IterDomain, most: int = 1) -> RaggedIterDomain:
-    """The pieces of rows that have more than `most` of them."""
+def several(pieces: IterDomain, most: int) -> RaggedIterDomain:
+    """The pieces of rows that have more than `most` positions."""
     cut = pieces.definition
     size = cut.outputs[1].extent_expr.value if isinstance(cut, Split) else None
     if not isinstance(pieces, RaggedIterDomain) or cut is None or size is None:
         raise ScheduleError(f"{pieces} are not pieces of rows")
-    more = maximum(pieces.length - most, 0)
-    # a row of several pieces has at most twice as many as it fills
-    return within_row(pieces.component, pieces, more + minimum(more, 1) * most, cut.inputs[0].host_bound // size * 2)
+    long = minimum(maximum(cut.inputs[0].row_length - most, 0), 1)
+    # A row has at most one piece that it does not fill, and there are not many rows of more than `most` positions.
+    bound = cut.inputs[0].host_bound
+    return within_row(pieces.component, pieces, long * pieces.length, bound // size + bound // (most + 1))
 
 
 def _lists_rows_longer_than(most: int, listed: IterDomain) -> bool:
@@ -141,8 +142,7 @@ def _lists_rows_longer_than(most: int, listed: IterDomain) -> bool:
     made = listed.definition
     assert isinstance(made, Combine)
     within = made.inputs[1].definition
-    pieces = _pieces(listed)[2]
-    return isinstance(within, WithinRow) and most % pieces == 0 and several(within.inputs[0], most // pieces) is made.inputs[1]
+    return isinstance(within, WithinRow) and several(within.inputs[0], most) is made.inputs[1]
 
 
 def first_of(listed: IterDomain) -> RaggedIterDomain:

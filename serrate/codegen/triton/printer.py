@@ -782,7 +782,10 @@ class _TritonPrinter:
             # Atomic additions do not convert.
             self.put(f'tl.atomic_add({pointer}, ({value}).to({TYPES[node.tensor.dtype]}){masked}, sem="relaxed")')
         else:
-            streamed = ', cache_modifier=".cs"' if node.tensor.role is Role.OUTPUT and len(node.lanes) > 1 else ""
+            # Rows side by side begin and end inside sectors that other programs write too: those meet in cache.
+            apart = any(self.lanes_of.get(s) and s not in self.counted for e in node.index for s in e.symbols)
+            is_streamed = node.tensor.role is Role.OUTPUT and len(node.lanes) > 1 and not apart
+            streamed = ', cache_modifier=".cs"' if is_streamed else ""
             self.put(f"tl.store({pointer}, {value}{masked}{streamed})")
 
     def _reduce(self, node: Reduce) -> None:

@@ -14,7 +14,7 @@ from serrate.schedule.plan import Plan, Recorder, Sized
 from serrate.schedule.prepare import Shape, prepare
 from serrate.schedule.strategies.common import block_size, schedule, shapes, warps_for
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
-from serrate.schedule.strategies.maskless import WholeRows
+from serrate.schedule.strategies.maskless import WholeRows, in_two_passes
 from serrate.schedule.target import Target
 
 
@@ -39,6 +39,8 @@ def masked(
             for row in shape.own_rows:
                 recorder.do("short_only", shape.phase, row.name, most)
                 short = f"{row.name}r"
+        # Lanes then keep their own maxima and sums, and are combined once per row; the row stays in cache.
+        in_two_passes(recorder, keep=False)
     schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target), short, target.ordered), lanes)
     return recorder.plan("masked", warps or warps_for(program, target))
 

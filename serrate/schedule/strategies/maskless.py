@@ -49,7 +49,7 @@ def maskless(
             _about_pivots(recorder, target)
     keep = target.keeps_rows if keep_rows is None else keep_rows
     if (target.keeps_rows or keep) and not program.axes:
-        _in_two_passes(recorder, keep)
+        in_two_passes(recorder, keep)
     schedule(recorder, target, WholeRows(tile), lanes)
     if keep and not program.axes and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps, stages=stages)
@@ -97,7 +97,7 @@ def _shares_rows(program: TileProgram) -> bool:
     return any(sum(1 for p in program.phases if t in p.writes | p.reads) > 1 for t in private)
 
 
-def _in_two_passes(recorder: Recorder, keep: bool) -> None:
+def in_two_passes(recorder: Recorder, keep: bool) -> None:
     """Computes reductions in two passes where they have such a form; with `keep`, keeps the terms that a later phase needs."""
     for phase in [p.name for p in recorder.program.phases]:
         shape = describe(recorder.program, phase)

@@ -59,16 +59,15 @@ def persistent_dynamic(
     short_tile: int | None = None,
 ) -> Plan:
     """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them. On a GPU, rows of up to
-    `uncut` pieces stay whole, in blocks of `short_tile`, and can be processed in groups of `rows`."""
+    `uncut` positions stay whole, in blocks of `short_tile`, and can be processed in groups of `rows`."""
     if program.axes:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
     # On a GPU, short rows are launched on their own: both kinds of rows in one program would need the registers of both.
     apart = target.many_workers
     try:
-        whole = (uncut or (1 if chunk else UNCUT)) if apart else 0
-        plan = _pieces(program, target, tile, chunk, warps, stages, lanes, uncut=whole)
+        plan = _pieces(program, target, tile, chunk, warps, stages, lanes, apart=apart, uncut=uncut)
         short = short_tile or tile
-        return _with_short_rows(plan, program, target, short, warps, stages, rows if apart else None, max(whole, 1))
+        return _with_short_rows(plan, program, target, short, warps, stages, rows if apart else None)
     except ScheduleError:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
 
@@ -82,9 +81,10 @@ def _pieces(
     stages: int | None,
     lanes: Lanes | None,
     *,
-    uncut: int = 0,
+    apart: bool = False,
+    uncut: int | None = None,
 ) -> Plan:
-    """A plan with pieces of all rows on the grid, or only of rows of more than `uncut` pieces."""
+    """A plan with pieces of all rows on the grid; with `apart`, only of rows of more than `uncut` positions."""
     recorder = Recorder(program)
     prepare(recorder)
     whole, target = target, in_columns(target, shapes(recorder.program))
@@ -92,7 +92,8 @@ def _pieces(
     # Workers that share the columns of a row take shorter pieces of it.
     elements = target.chunk // 2 if target.widest < whole.widest else target.chunk
     piece = block_size(chunk, max(elements // across, 1), target)
-    schedule(recorder, target, PiecesOfRows(tile, piece, chunk, uncut), lanes)
+    whole_rows = (uncut or piece * (1 if chunk else UNCUT)) if apart else 0
+    schedule(recorder, target, PiecesOfRows(tile, piece, chunk, whole_rows), lanes)
     return recorder.plan("persistent_dynamic", warps or warps_for(program, target), stages or stages_for(program, target))
 
 
@@ -104,18 +105,23 @@ def _with_short_rows(
     warps: int | None,
     stages: int | None,
     rows: int | None,
-    uncut: int,
 ) -> Plan:
-    """The plan, with a plan for rows of up to `uncut` pieces: in groups of `rows`, or one by one. Raises unless all phases run
-    row by row."""
+    """The plan, with a plan for rows that it leaves whole: in groups of `rows`, or one by one. Raises unless all phases run by
+    rows."""
     pieces = plan.apply(program)
-    most = piece_size(pieces) * uncut
+    most = longest_whole(plan, pieces)
     short = maskless(program, target, tile, warps=warps, stages=stages, short=True, pivots=True)
     if rows:
         with suppress(ScheduleError):
             short = masked(program, target, max(target.grouped // rows, 1), rows, GROUP_WARPS, most=most)
     by_length(short.apply(program), pieces, most)
     return replace(plan, short=short, most=most)
+
+
+def longest_whole(plan: Plan, pieces: TileProgram) -> int:
+    """The positions of the longest row that a plan leaves whole: as it says, or those of a piece."""
+    left = {step.args[2] for step in plan.steps if step.primitive == "long_only"}
+    return int(left.pop()) if len(left) == 1 else piece_size(pieces)
 
 
 def _cut_rows(shape: Shape) -> RaggedIterDomain | None:
@@ -138,7 +144,7 @@ class PiecesOfRows:
     asked: int | None
     """The size of a piece, if the caller chose it."""
     uncut: int = 0
-    """Rows of up to so many pieces are left to another plan."""
+    """Rows of up to so many positions are left to another plan."""
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
