@@ -12,6 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -168,7 +169,7 @@ class CompiledStage(ABC):
         self._policy, self._shares = policy, shares
         self._built: dict[tuple[str, Candidate], BuiltProgram] = {}
         self._tuners: dict[tuple[str, torch.device, int], ProgramTuner] = {}
-        self._spaces: dict[tuple[str, Candidate], Space] = {}
+        self._spaces: dict[tuple[str, Candidate, int], Space] = {}
 
     @abstractmethod
     def planned(self, chosen: Candidate, target: Target) -> Plan:
@@ -212,7 +213,7 @@ class CompiledStage(ABC):
     def _laboratory(self, call: BoundCall, backend: str, arena: Arena) -> ProgramLaboratory:
         return ProgramLaboratory(
             lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
-            lambda candidate: (backend, candidate) in self._built,
+            lambda candidate: (backend, candidate.compiled) in self._built,
             arena,
             call.device,
         )
@@ -233,9 +234,10 @@ class CompiledStage(ABC):
         return found
 
     def _space(self, usual: Candidate, backend: str) -> Space:
-        found = self._spaces.get((backend, usual))
+        key = (backend, usual, torch.get_num_threads())
+        found = self._spaces.get(key)
         if found is None:
-            found = self._spaces[backend, usual] = space_of(self.naive, usual, BACKENDS[backend], self.fixed())
+            found = self._spaces[key] = space_of(self.naive, usual, BACKENDS[backend], key[2], self.fixed())
         return found
 
     def built(self, call: BoundCall, backend: str, chosen: Candidate) -> BuiltProgram:
@@ -246,8 +248,17 @@ class CompiledStage(ABC):
             with making:
                 found = self._built.get(key)
                 if found is None:
-                    found = self._built[key] = self._build(call, backend, self.planned(chosen, BACKENDS[backend]))
+                    found = self._built[key] = self._new(call, backend, chosen)
         return found
+
+    def _new(self, call: BoundCall, backend: str, chosen: Candidate) -> BuiltProgram:
+        if chosen == chosen.compiled:
+            return self._build(call, backend, self.planned(chosen, BACKENDS[backend]))
+        made = self.built(call, backend, chosen.compiled)
+        if not isinstance(made.executable, CppExecutable):
+            return made
+        executable = made.executable.shared(chosen.threads, chosen.order)
+        return made._replace(plan=replace(made.plan, threads=chosen.threads, order=chosen.order), executable=executable)
 
     def built_or(self, call: BoundCall, backend: str, chosen: Candidate, usual: Candidate) -> BuiltProgram:
         """The program under a plan that was remembered; under the usual one if that is not legal, which is reported."""

@@ -6,8 +6,10 @@ is kept for readers. A private tensor is passed as a meta tensor: a shape withou
 
 from __future__ import annotations
 
+import copy
 import functools
 import struct
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from serrate.ir.values import Role
 from serrate.runtime import cache
 from serrate.runtime.compiler import Compiler, find_compiler
 from serrate.runtime.memory import InMemory, whole
+from serrate.schedule.plan import ORDERS
 
 Tensors = Sequence[torch.Tensor]
 Numbers = Sequence[int]
@@ -98,6 +101,7 @@ class CppExecutable:
 
     def __init__(self, program: LoopProgram, wide: frozenset[Array]) -> None:
         self.program = program
+        self._most_threads, self._order = sys.maxsize, 0
         printed = cpp.print_cpp(program, wide)
         self.source = printed.text
         self.unit = cache.Unit(printed.name, printed.text)
@@ -115,6 +119,12 @@ class CppExecutable:
         every = [whole(t) for t in tensors]
         self.bound([t.numel() for t in every], arrays, symbols)(every)
 
+    def shared(self, threads: int | None, order: str) -> CppExecutable:
+        """The same program, whose grid positions at most so many threads take in another order."""
+        made = copy.copy(self)
+        made._most_threads, made._order = threads or sys.maxsize, ORDERS.index(order)
+        return made
+
     def function(self) -> Any:
         """The compiled function, built and loaded on first use; it takes addresses and numbers, each as bytes."""
         if self._function is None:
@@ -127,7 +137,7 @@ class CppExecutable:
         threads, stream = 1, False
         if max(sizes) >= cpp.SMALL:
             threads, stream = (
-                torch.get_num_threads(),
+                min(torch.get_num_threads(), self._most_threads),
                 any(sizes[k] * dtypes[k].itemsize > last_level_cache() for k in self._outputs),
             )
         lengths: list[int] = []
@@ -138,7 +148,7 @@ class CppExecutable:
             rows.append((k, functools.partial(self._row, k, count * threads)))
         addresses = [0] * len(sizes)
         addresses += [a.data_ptr() for a in arrays]
-        numbers = self._numbers(threads, stream, *symbols, *lengths)
+        numbers = self._numbers(threads, stream | self._order << 1, *symbols, *lengths)
         return BoundProgram(self.function(), self._pointers, addresses, numbers, rows, arrays)
 
     def _row(self, k: int, count: int) -> int:

@@ -55,6 +55,10 @@ class Step:
         return f"{self.primitive} {' '.join(map(str, self.args))}"
 
 
+ORDERS = ("blocked", "interleaved", "shared")
+"""Threads take neighbouring positions, every n-th position, or the next one of a shared counter."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A strategy's name and the steps it chose.
@@ -75,6 +79,10 @@ class Plan:
     """The plan for short rows, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
     """The length of the longest row that is short."""
+    threads: int | None = None
+    """The most threads that share the work on a CPU; None for all. Does not change a bit of the results."""
+    order: str = "blocked"
+    """In which order threads take grid positions, one of `ORDERS`. Does not change a bit of the results."""
     tiles: tuple[TileSize, ...] = field(default=(), compare=False, repr=False)
     """The loops it splits, with reasons; shown by `explain`."""
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
@@ -111,6 +119,8 @@ class Plan:
         if self.scheduled is None:
             return self.lines
         rewrites = [str(step) for step in self.steps if step.primitive not in LOOPS]
+        rewrites += [] if self.order == ORDERS[0] else [f"positions {self.order}"]
+        rewrites += [] if self.threads is None else [f"at most {self.threads} threads"]
         head = f"{self.strategy}: {'; '.join(rewrites)}" if rewrites else self.strategy
         short = () if self.short is None else (f"  rows of at most {self.most}:", *(f"    {line}" for line in self.short.tree))
         return (head, *(f"  {line}" for line in tree(self.scheduled)), *short, *(f"  # {reason}" for reason in self.reasons))

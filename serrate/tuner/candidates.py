@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from serrate.ir.tile import TileProgram
+from serrate.schedule.plan import ORDERS
 from serrate.schedule.sizes import sizes
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import Target
@@ -33,17 +34,29 @@ class Candidate:
     """Options of the strategy, in the order in which they were given."""
     lanes: Sizes = ()
     """Tile sizes of a kernel, by axis name."""
+    threads: int | None = None
+    order: str = ORDERS[0]
+    """As in `Plan`: both are numbers that the same code is given."""
+
+    @property
+    def compiled(self) -> Candidate:
+        """The candidate with the same code."""
+        return self if self.threads is None and self.order == ORDERS[0] else replace(self, threads=None, order=ORDERS[0])
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON; `candidate_of` reads it.
 
         >>> candidate_of(Candidate("masked", (("rows", 16),)).as_dict())
-        Candidate(strategy='masked', options=(('rows', 16),), lanes=())
+        Candidate(strategy='masked', options=(('rows', 16),), lanes=(), threads=None, order='blocked')
         """
-        return {"strategy": self.strategy, "options": dict(self.options), "lanes": dict(self.lanes)}
+        own = {"options": dict(self.options), "lanes": dict(self.lanes), "threads": self.threads, "order": self.order}
+        return {"strategy": self.strategy, **own}
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}={value}" for name, value in (*self.options, *self.lanes))
+        named: list[tuple[str, object]] = [*self.options, *self.lanes]
+        named += [] if self.threads is None else [("threads", self.threads)]
+        named += [] if self.order == ORDERS[0] else [("order", self.order)]
+        given = ", ".join(f"{name}={value}" for name, value in named)
         return f"{self.strategy}({given})" if given else self.strategy
 
 
@@ -54,7 +67,10 @@ def candidate_of(given: Mapping[str, Any]) -> Candidate:
         raise ValueError(f"not a candidate: {given!r}")
     if any(not isinstance(size, int) for size in (*options.values(), *lanes.values())):
         raise ValueError(f"the options of a candidate are numbers: {given!r}")
-    return Candidate(strategy, tuple(options.items()), tuple(lanes.items()))
+    threads, order = given.get("threads"), given.get("order")
+    if order not in ORDERS or not isinstance(threads, int | None):
+        raise ValueError(f"not a candidate: {given!r}")
+    return Candidate(strategy, tuple(options.items()), tuple(lanes.items()), threads, order)
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,8 @@ class Space:
     groups: tuple[TileGroup, ...] = ()
     """Of a kernel: what may be tiled otherwise."""
     of_kernel: bool = False
+    threads: int = 1
+    """How many threads a CPU runs now."""
 
     def openings(self, hints: Hints = NO_HINTS) -> list[Candidate]:
         """The usual choice, and every other strategy once; the one that hints make likely comes first of these."""
@@ -136,15 +154,27 @@ class Space:
                         found.append(replace(candidate, lanes=tuple(lanes.items())))
         return found
 
+    def sharings(self, candidate: Candidate, hints: Hints = NO_HINTS) -> list[Candidate]:
+        """The candidate with its work shared otherwise between threads. Nothing is compiled for these."""
+        if self.target.many_workers or self.threads == 1:
+            return []
+        orders = [order for order in ORDERS if order != candidate.order]
+        if hints.access_pattern == "random":
+            orders.sort(key=lambda order: order != "interleaved")
+        return [*(replace(candidate, order=order) for order in orders), replace(candidate, threads=1)]
+
     def everything(self, hints: Hints = NO_HINTS) -> list[Candidate]:
         """Every opening, each followed by its variants."""
-        return list(dict.fromkeys(c for opening in self.openings(hints) for c in (opening, *self.variants(opening))))
+        found = (
+            c for opening in self.openings(hints) for c in (opening, *self.variants(opening), *self.sharings(opening, hints))
+        )
+        return list(dict.fromkeys(found))
 
 
-def space_of(program: TileProgram, usual: Candidate, target: Target, fixed: Iterable[str] = ()) -> Space:
+def space_of(program: TileProgram, usual: Candidate, target: Target, threads: int, fixed: Iterable[str] = ()) -> Space:
     """The candidates for a program; the user chose the tiles of the `fixed` axes of a kernel."""
     if not program.axes:
-        return Space(usual, target)
+        return Space(usual, target, threads=threads)
     chosen = sizes(program, 1, target)
     groups: dict[tuple[object, object], TileGroup] = {}
     for axis in program.axes:
@@ -154,4 +184,4 @@ def space_of(program: TileProgram, usual: Candidate, target: Target, fixed: Iter
         known = groups.get(key)
         names = (axis.name,) if known is None else (*known.names, axis.name)
         groups[key] = TileGroup(names, chosen[names[0]], axis.size)
-    return Space(usual, target, tuple(groups.values()), of_kernel=True)
+    return Space(usual, target, tuple(groups.values()), of_kernel=True, threads=threads)

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -200,7 +201,7 @@ class ProgramLaboratory:
 def _bare(plan: Plan) -> Plan:
     """A plan without its reasons and its strategy's name: two strategies may come to the same steps."""
     short = None if plan.short is None else _bare(plan.short)
-    return Plan("", plan.steps, plan.warps, plan.stages, short=short, most=plan.most)
+    return replace(plan, strategy="", reasons=(), short=short)
 
 
 def _compiled(executables: dict[Candidate, CppExecutable]) -> dict[Candidate, str]:

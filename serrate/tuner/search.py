@@ -225,6 +225,7 @@ class Halving(Searcher):
                 break
             self._drop_hopeless(race)
             leading = [race.best()]
+        race.enter(space.sharings(race.best(), hints))
         self._finish(race)
 
     def _drop_hopeless(self, race: Race) -> None:

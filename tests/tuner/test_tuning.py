@@ -15,7 +15,7 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, engine, ir, ops, settings
 from serrate.errors import CallError, SettingError
-from serrate.schedule.plan import Plan
+from serrate.schedule.plan import ORDERS, Plan
 from serrate.tuner import record
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import CopyArena, ProgramLaboratory, agrees
@@ -326,6 +326,28 @@ def test_the_choice_stays_so_the_bits_do(measured: Measured) -> None:
     measured.seconds["masked"] = 1e-6
     for _ in range(3):
         assert torch.equal(serrate.jit(doubled_sums)(jt), first)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("threads", [None, 1])
+def test_how_work_is_shared_changes_no_bit(order: str, threads: int | None) -> None:
+    jt = rows((700, 3, 0, 4000, 12, 60) * 4)
+    stage, call = _stage(jt)
+    plain = stage.built(call, "cpp", Candidate("persistent_dynamic", (("chunk", 64),)))
+    other = stage.built(call, "cpp", Candidate("persistent_dynamic", (("chunk", 64),), threads=threads, order=order))
+    assert (other.plan.threads, other.plan.order) == (threads, order)
+    results = [stage.run(call, call.args, stage.prepare(call, each)) for each in (plain, other)]
+    out = len(call.args)
+    assert torch.equal(results[0][out], results[1][out])
+    torch.testing.assert_close(results[0][out], by_loop(jt), rtol=1e-4, atol=1e-3)
+
+
+def _stage(jt: JaggedTensor) -> tuple[engine.FusionStage, engine.BoundCall]:
+    compiled = fusion().compile("cpp")
+    assert isinstance(compiled, engine.Compiled)
+    (stage,) = compiled.stages
+    assert isinstance(stage, engine.FusionStage)
+    return stage, compiled.binder.bind([jt.values, jt.offsets])
 
 
 # --- measuring itself ----------------------------------------------------------------------------------------------------

@@ -466,34 +466,53 @@ template <class T> static inline i64 owner(const T* offsets, i64 count, i64 posi
 
 // Grid positions, shared between threads. Each begins with an equal part of them, because neighbouring rows are read fastest by one
 // thread, and what it prefetches is its own. It takes a few at a time from the front; once it has none left, it takes the back half
-// of what another thread has most of.
+// of what another thread has most of. That is the order `blocked`; in the order `interleaved` neighbouring threads take neighbouring
+// groups, and in the order `shared` all of them take the next group from one counter.
+enum { blocked, interleaved, shared };
 struct Run { i64 begin, end; };
 struct alignas(64) Part { u64 left; };  // of groups of positions: the first in the lower half, one past the last in the upper
 struct Runs {
   Part* const parts;
   const int threads;
   const i64 positions, together;
-  Runs(Part* parts, int threads, i64 positions, i64 most)
+  const int order;
+  Runs(Part* parts, int threads, i64 positions, i64 most, int order = blocked)
       : parts(parts), threads(threads), positions(positions),
-        together(larger<i64>(larger<i64>(1, positions >> 31), smaller<i64>(most, positions / (threads * 16)))) {
+        together(larger<i64>(larger<i64>(1, positions >> 31), smaller<i64>(most, positions / (threads * 16)))), order(order) {
     const i64 groups = larger<i64>(0, (positions + together - 1) / together);
-    for (int k = 0; k < threads; k++) parts[k].left = packed(groups * k / threads, groups * (k + 1) / threads);
+    for (int k = 0; k < threads; k++)
+      parts[k].left = order == blocked       ? packed(groups * k / threads, groups * (k + 1) / threads)
+                      : order == interleaved ? packed(0, (groups - k + threads - 1) / threads)
+                                             : packed(0, k ? 0 : groups);
   }
   bool take(Run& run) const {
-    u64& own = parts[omp_get_thread_num()].left;
-    do {
-      u64 seen = __atomic_load_n(&own, __ATOMIC_RELAXED);
-      while (count(seen))
-        if (exchange(own, seen, seen + 1)) {
-          run.begin = (i64)(u32)seen * together;
-          run.end = smaller<i64>(run.begin + together, positions);
-          return true;
-        }
-    } while (refill(own));
+    const int first = order == shared ? 0 : omp_get_thread_num();
+    if (order == interleaved) {
+      for (int k = 0; k < threads; k++) {
+        const int part = (first + k) % threads;
+        if (take(run, parts[part].left, threads, part)) return true;
+      }
+      return false;
+    }
+    u64& own = parts[first].left;
+    do
+      if (take(run, own, 1, 0)) return true;
+    while (order == blocked && refill(own));
     return false;
   }
 
  private:
+  // The next group of a part: the group `n * factor + offset` for the n-th.
+  bool take(Run& run, u64& left, i64 factor, i64 offset) const {
+    u64 seen = __atomic_load_n(&left, __ATOMIC_RELAXED);
+    while (count(seen))
+      if (exchange(left, seen, seen + 1)) {
+        run.begin = ((i64)(u32)seen * factor + offset) * together;
+        run.end = smaller<i64>(run.begin + together, positions);
+        return true;
+      }
+    return false;
+  }
   static u64 packed(u64 begin, u64 end) { return end << 32 | begin; }
   static u32 count(u64 left) { return (u32)(left >> 32) - (u32)left; }
   static bool exchange(u64& left, u64& seen, u64 to) {

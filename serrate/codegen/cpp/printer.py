@@ -139,7 +139,7 @@ class _CppPrinter(Text):
             self.put(f"const {kind}* __restrict {self.names[array]} = (const {kind}*)pointer[{k}];")
         self.put("const int threads = (int)given[0];")
         if self._streams():
-            self.put("const bool stream = given[1];")
+            self.put("const bool stream = given[1] & 1;")
         for k, extent in enumerate(self.program.symbols, 2):
             self.put(f"const i64 {extent} = given[{k}];")
         for k, tensor in enumerate(self.private, 2 + len(self.program.symbols)):
@@ -222,7 +222,7 @@ class _CppPrinter(Text):
         together = self._together(outermost)
         if together is not None:
             self.put("Part parts[threads];")
-            self.put(f"const Runs runs(parts, threads, positions, {together});")
+            self.put(f"const Runs runs(parts, threads, positions, {together}, given[1] >> 1);")
         self.put(f"#pragma omp parallel num_threads(threads) if ({self._is_shared(outermost)})")
         self.open("")
         for tensor in self.private:
