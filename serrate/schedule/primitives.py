@@ -195,6 +195,8 @@ def order(program: TileProgram, phase: str, component: str, row: str, size: int)
             raise ScheduleError(f"order: no phase loops over rows {row}")
         if not _known(leaf.index).knows(loops[k][0]):
             raise ScheduleError(f"phase {phase} reduces {component}, whose order must stay")
+        if found.component.uid != loops[k][0].uid:
+            raise ScheduleError(f"phase {phase}: {component} does not count the rows {row}")
         return (*loops[:k], (ragged_transforms.ordered(loops[k][0], found, size), loops[k][1]), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
