@@ -198,7 +198,8 @@ def _trials(asked: StageFacts) -> tuple[Trial, ...]:
         chosen = tuning is not None and each.candidate == tuning.chosen
         found.append(_trial(asked, each.candidate, each, chosen, {t.strategy for t in found if t.lanes is not None}))
     current = asked.ready.plan.strategy
-    for strategy in STRATEGIES:
+    # A schedule by hand is the only one.
+    for strategy in STRATEGIES if current in STRATEGIES else (current,):
         if all(trial.strategy != strategy for trial in found):
             chosen = strategy == current and not any(trial.chosen for trial in found)
             found.append(_trial(asked, Candidate(strategy), None, chosen, set()))

@@ -96,6 +96,17 @@ def test_the_reason_for_a_plan_says_where_it_comes_from() -> None:
     assert giant.stages[0].strategy == "persistent_dynamic" and "would wait for it" in giant.stages[0].why
 
 
+def test_a_schedule_by_hand_is_the_only_candidate() -> None:
+    with ir.Fusion("doubled") as f:
+        x = f.input((None, 64), torch.float32)
+        y = ops.mul(x, 2.0)
+        y.split(1, 16)
+        f.output(y)
+    (stage,) = f.compile("cpp").explain(torch.ones(3, 64)).stages
+    assert stage.why == "it was scheduled by hand"
+    assert [(trial.name, trial.chosen) for trial in stage.trials] == [("by_hand", True)]
+
+
 def test_a_strategy_that_cannot_run_says_why() -> None:
     @serrate.kernel
     def carried(x: Any) -> Any:

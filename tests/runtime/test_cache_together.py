@@ -25,7 +25,16 @@ def counted(tmp_path: Path) -> Path:
         pytest.skip("needs a C++ compiler")
     calls.touch()
     script = tmp_path / "counting-compiler"
-    script.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo "$$" >> "{calls}"\nexec {real} "$@"\n')
+    # Generated functions have the digest of their program in their name.
+    script.write_text(
+        f"""#!/bin/sh
+if [ "$1" != --version ]; then
+  for source; do :; done
+  echo call $(grep -o 'void [a-z_]*_[0-9a-f]\\{{8\\}}(void' "$source" | grep -o '[0-9a-f]\\{{8\\}}(' | tr -d '(') >> "{calls}"
+fi
+exec {real} "$@"
+"""
+    )
     script.chmod(0o700)
     return script
 
@@ -59,6 +68,13 @@ def test_processes_that_start_together_build_every_variant_once(tmp_path: Path, 
     run(tmp_path / "cache", counted, 8, 1, "live")
     assert len((tmp_path / "calls").read_text().splitlines()) == len(STRATEGIES)
     check_usable(tmp_path / "cache", len(STRATEGIES))
+
+
+@pytest.mark.slow
+def test_processes_that_tune_together_build_every_candidate_once(tmp_path: Path, counted: Path) -> None:
+    run(tmp_path / "cache", counted, 8, 1, "tune")
+    built = [digest for line in (tmp_path / "calls").read_text().splitlines() for digest in line.split()[1:]]
+    assert len(built) == len(set(built)) == len(entries(tmp_path / "cache")) > 3
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])

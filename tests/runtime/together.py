@@ -1,8 +1,9 @@
 """Processes that need the same programs at the same moment, some of which are killed.
 
-A script. In: the number of processes, of rounds, and whether one process of each round is killed; the cache folder and the
-compiler from the environment. Out: a line for every round, and exit status 1 if an answer is wrong or a process fails. Processes
-are forked after torch is imported, so that they start within a millisecond of each other.
+A script. In: the number of processes, of rounds, and what they do: `live`, `kill` (one process of each round is killed) or `tune`
+(they measure plans too); the cache folder and the compiler from the environment. Out: a line for every round, and exit status 1
+if an answer is wrong or a process fails. Processes are forked after torch is imported, so that they start within a millisecond of
+each other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import warnings
 
 import torch
 
-from serrate import ir, ops
+from serrate import JaggedTensor, Structure, ir, jit, ops
 from serrate.engine import Compiled
 from serrate.errors import CacheWarning
 
@@ -36,6 +37,16 @@ def answers(scale: float) -> None:
         assert torch.equal(found, SUMS * scale), (strategy, found)
 
 
+def tuned_answers(scale: float) -> None:
+    """Runs a function whose plans are measured, and checks what it computes."""
+    function = jit(lambda jt: (jt * scale).sum(dim=1), backend="cpp", effort="quick", tune="first_call")
+    jt = JaggedTensor(ARGS[0], Structure.from_offsets(ARGS[1]))
+    found = function(jt)
+    assert torch.allclose(found, SUMS * scale), found
+    (known,) = function.tunings(jt)
+    assert known.source in ("measured", "remembered"), known.source
+
+
 def start(scale: float, gate: int) -> int:
     """A process that computes as soon as something arrives at the gate."""
     child = os.fork()
@@ -45,7 +56,7 @@ def start(scale: float, gate: int) -> int:
     try:
         warnings.simplefilter("error", CacheWarning)
         os.read(gate, 1)
-        answers(scale)
+        (tuned_answers if sys.argv[3] == "tune" else answers)(scale)
         status = 0
     except BaseException:
         traceback.print_exc()
