@@ -193,21 +193,20 @@ def align_products(recorder: Recorder) -> bool:
     found = False
     for phase in reversed(recorder.program.phases):
         loops = chain(phase)
-        made = loops[1].targets[0] if loops is not None else None
-        if loops is None or made is None or made.role is Role.PRIVATE or not _of_products(recorder.program, loops[1]):
-            continue
-        indices = {
-            r.index
-            for p in recorder.program.phases
-            for each in p.leaves
-            for v in each.values
-            for r in v.reads
-            if r.tensor.memory is made
-        }
-        index = indices.pop() if len(indices) == 1 else ()
-        for own, at in zip(loops[1].index, index, strict=False):
-            if own is not None and isinstance(at, IterDomain) and at.uid != own.uid:
-                found |= recorder.attempt("align", phase.name, own.name, at.name)
+        if loops is not None and loops[1].targets[0].role is not Role.PRIVATE and _of_products(recorder.program, loops[1]):
+            found |= _align(recorder, loops[1])
+    return found
+
+
+def _align(recorder: Recorder, leaf: Leaf) -> bool:
+    """Makes a statement run over the dims at which all of its readers read it. Returns whether it did not."""
+    made, found = leaf.targets[0], False
+    leaves = (each for p in recorder.program.phases for each in p.leaves)
+    indices = {r.index for each in leaves for v in each.values for r in v.reads if r.tensor.memory is made}
+    index = indices.pop() if len(indices) == 1 else ()
+    for own, at in zip(leaf.index, index, strict=False):
+        if own is not None and isinstance(at, IterDomain) and at.uid != own.uid:
+            found |= recorder.attempt("align", made.name, own.name, at.name)
     return found
 
 
@@ -255,6 +254,9 @@ def contract_products(recorder: Recorder) -> bool:
                 first.add(tensor.name)
             else:
                 recorder.do("repeat", tensor.name, *(p.name for p in group if p.name in readers))
+    # Each copy has readers of its own.
+    for leaf in [leaf for p in recorder.program.phases if (leaf := _product(p)) is not None]:
+        _align(recorder, leaf)
     return found
 
 

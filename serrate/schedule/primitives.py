@@ -191,8 +191,8 @@ def order(program: TileProgram, phase: str, component: str, row: str, size: int)
         domains = (loop.domain for p in program.phases for loop, _ in walk(p.body) if isinstance(loop, Loop))
         rows = (d for domain in domains for d in (domain, *short_rows.above(domain)) if d.name == row)
         found = next((d for d in rows if isinstance(d, RaggedIterDomain)), None)
-        if found is None:
-            raise ScheduleError(f"order: no phase loops over rows {row}")
+        if found is None or found.component.uid != loops[k][0].uid:
+            raise ScheduleError(f"order: no phase loops over rows {row} of {component}")
         if not _known(leaf.index).knows(loops[k][0]):
             raise ScheduleError(f"phase {phase} reduces {component}, whose order must stay")
         if found.component.uid != loops[k][0].uid:

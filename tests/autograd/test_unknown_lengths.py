@@ -5,20 +5,27 @@ The oracle is the reference backend, which is held against differences elsewhere
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
 import serrate
 from serrate import JaggedTensor, jit
+from tests.autograd import cases
 from tests.autograd.cases import CASES
 from tests.autograd.test_gradients import on_values
 
-pytestmark = [pytest.mark.triton, pytest.mark.sampled(2), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = [pytest.mark.triton, pytest.mark.sampled(1), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 def values_and_gradients(name: str, backend: str) -> list[torch.Tensor]:
     case, (_, given) = CASES[name], on_values(name, "reference")
-    wrapped = [a.wrapped(x if x.dtype == torch.int64 else x.float()) for a, x in zip(case.arguments, given, strict=True)]
+    wrapped = []
+    for argument, x in zip(case.arguments, given, strict=True):
+        # Offsets of its own: whether they are equal cannot be seen without reading them.
+        with mock.patch.object(cases, "OFFSETS", cases.OFFSETS.clone()):
+            wrapped.append(argument.wrapped(x if x.dtype == torch.int64 else x.float()))
     with serrate.no_sync(strict=backend == "triton"):
         result = jit(case.function, backend=backend)(*wrapped)
         values = result.values if isinstance(result, JaggedTensor) else result
