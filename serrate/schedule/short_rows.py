@@ -81,7 +81,9 @@ def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain]
     rows = _grid(short)
     if not rows:
         raise ScheduleError("rows are not processed one by one")
-    finished: Statement = At(rows[0].domain, rows[0].domain, rows[-1].body)
+    # What other phases read must be stored, also of short rows.
+    alone = not short.writes & {t.memory for phase in others.values() for t in phase.reads}
+    finished: Statement = At(rows[0].domain, rows[0].domain, rows[-1].body, finishes=alone)
     if rows[0].domain.uid == component.uid:
         finished = ByLength(row, 0, most, (finished,), ())
     elif not _leaves_long_rows(short, row, most):

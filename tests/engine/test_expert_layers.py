@@ -5,6 +5,7 @@ In: tokens, the experts of each, weights. Out: failures against a loop over toke
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,20 @@ def test_an_expert_layer_is_three_launches(strategy: str | None) -> None:
     assert first.count("tl.dot") == 2 * second.count("tl.dot") > 0 == third.count("tl.dot")
     assert first.count("tl.store") == second.count("tl.store")
     assert "sigmoid" in first
+
+
+def test_indices_of_a_group_of_rows_are_read_only_where_rows_are() -> None:
+    """Rows side by side end at different places, so the bounds in the mask are lanes too."""
+    with ir.Fusion("layer") as f:
+        table, index = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.sum(ops.as_nested(ops.index(table, index), f.input((None,), torch.int64)), 1))
+    index, offsets = torch.tensor([1, 0, 2, 2, 1]), torch.tensor([0, 3, 3, 4, 5])
+    program, table = f.compile("triton", "masked"), torch.randn(3, 4)
+    rows = [table[index[a:b]].sum(0) for a, b in itertools.pairwise(offsets)]
+    torch.testing.assert_close(program(table, index, offsets), torch.stack(rows))
+    reads = re.findall(r"tl\.load\(\w+_index_at.*", program.source(table, index, offsets))
+    assert reads
+    assert all(re.search(r"mask=.*r0xi.* < .*_1\[:, None\] - ", line) for line in reads)
 
 
 def test_indices_are_read_only_where_rows_are() -> None:

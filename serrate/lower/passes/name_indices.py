@@ -54,6 +54,8 @@ class _Namer:
         self.names = Names(self.program)
         self.lanes = {lane.symbol: lane for n in nodes(body) for lane in getattr(n, "lanes", ())}
         self.lanes_of: dict[Symbol, Lanes] = {s: (lane,) for s, lane in self.lanes.items()}
+        self.indices: set[Symbol] = set()
+        """Names of indices from memory: conditions on these protect only what is read there."""
         # A value that the program computes may change from place to place.
         self.computed = {n.local.name for n in nodes(body) if isinstance(n, Declare)}
         return self.body(body, frozenset(), frozenset(), {})
@@ -62,8 +64,13 @@ class _Namer:
         named, out = dict(named), list[Node]()
         inner = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)} - known
         # The bounds of rows come first: they are in the conditions that protect reads in lanes.
-        for expr, guard, certain in sorted(_candidates(body), key=lambda found: bool(self._lanes_of(found[0]))):
-            current = expr.substitute(named)
+        candidates = sorted(_candidates(body), key=lambda found: bool(self._lanes_of(found[0])))
+        # All reads of one element share a name, so only conditions of all of them protect it.
+        guards: dict[Expr, Guard] = {}
+        for expr, guard, _ in candidates:
+            guards[expr] = tuple(g for g in guards.get(expr, guard) if g in guard)
+        for expr, _, certain in candidates:
+            current, guard = expr.substitute(named), guards[expr]
             if current in named or not isinstance(current, Element | Search) or self._is_computed(current):
                 continue
             if current.symbols & inner:
@@ -106,14 +113,16 @@ class _Namer:
         base = f"{self.arrays[expr.array]}_{short}" if isinstance(expr, Element) else f"owner_{short}"
         new = symbol(self.names.of(expr, base[:LONGEST]), *expr.bounds)
         self.lanes_of[new] = lanes
+        if isinstance(expr, Element) and expr.array.signed:
+            self.indices.add(new)
         return Bind(new, expr, lanes, guard)
 
     def _protects(self, condition: Less, lanes: Lanes) -> bool:
-        """Whether a condition can guard an array read in these lanes: it mentions them, and reads no array itself."""
-        if condition.left.arrays | condition.right.arrays:
+        """Whether a condition can guard an array read in these lanes: it mentions them, and what it reads is named already."""
+        if condition.left.arrays | condition.right.arrays or condition.symbols & self.indices:
             return False
-        varying = [s for s in condition.symbols if self.lanes_of.get(s)]
-        return bool(varying) and all(s in self.lanes and self.lanes[s] in lanes for s in varying)
+        varying = [lane for s in condition.symbols for lane in self.lanes_of.get(s, ())]
+        return bool(varying) and all(lane in lanes for lane in varying)
 
     def _renamed(self, node: Node, known: frozenset[Symbol], facts: frozenset[Less], named: dict[Expr, Expr]) -> Node:
         """A statement with reads replaced by names; statements inside it may add more."""
