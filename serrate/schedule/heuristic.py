@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from serrate.errors import InvarianceError
-from serrate.schedule.target import Target
+from serrate.schedule.target import Target, power_of_two_at_least
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ LEAST_TILE, SHORT_TILE = 8, 64
 """Positions of a block of rows of features: at least so many, and as usual if rows are longer than that on average."""
 FEW = 64
 """The most positions of a row of numbers, on average, for which a GPU processes many rows together."""
+FULL_ROWS = 64
+"""Rows of a block of a matrix product that keep as many warps busy as a larger one would."""
 SHARES = 64
 """A row with more than 1/64 of all positions is a large share: with 64 workers, or even 16, the others wait for it."""
 
@@ -85,12 +87,12 @@ def choose(
     if rows is None:
         return Choice("maskless", {}, "it has no rows of different lengths")
     if distribution == "giant":
-        options = {} if product or not target.many_workers else _of_numbers(rows)
+        options = _sizes(rows, target, product) if target.many_workers else {}
         return Choice("persistent_dynamic", options, "a hint says that one row may be very long")
     if distribution == "uniform":
         rows = replace(rows, longest=-(-rows.total // max(rows.count, 1)))
     if target.many_workers and (why := _why_in_pieces(rows, target, workers, product)):
-        return Choice("persistent_dynamic", {} if product else _of_numbers(rows), why)
+        return Choice("persistent_dynamic", _sizes(rows, target, product), why)
     if target.many_workers and "rows" in (sizes := _of_numbers(rows)):
         return Choice("persistent_dynamic", sizes, "most rows are a few numbers: many are processed together")
     if rows.longest is None:
@@ -116,6 +118,18 @@ def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: b
     if rows.count < 2 * workers:
         return "there are too few rows to occupy all workers"
     return "one row is so long that all other workers would wait for it" if waits(rows, target, workers) else ""
+
+
+def _sizes(rows: RowStatistics, target: Target, product: bool) -> dict[str, int]:
+    """The sizes for rows on a GPU. Blocks of matrix products have no more rows than rows have positions on average: few tokens of
+    each expert would leave most of a larger one empty."""
+    if not product:
+        return _of_numbers(rows)
+    most, mean = target.matmul[0], rows.total // max(rows.count, 1)
+    tile = max(power_of_two_at_least(mean), target.least_matmul)
+    if tile >= most:
+        return {}
+    return {"tile": tile} if tile >= FULL_ROWS else {"tile": tile, "warps": target.warps}
 
 
 def _of_numbers(rows: RowStatistics) -> dict[str, int]:

@@ -49,6 +49,13 @@ def test_on_a_gpu(rows: RowStatistics, product: bool, wanted: str) -> None:
     assert choose(rows, GPU, workers=132, product=product)[0] == wanted
 
 
+@pytest.mark.parametrize(("mean", "tile"), [(0, 16), (1, 16), (17, 32), (33, 64), (64, 64), (65, None), (5000, None)])
+def test_blocks_of_products_are_no_longer_than_rows_on_average(mean: int, tile: int | None) -> None:
+    chosen = choose(RowStatistics(64, 64 * mean, None, 4096), GPU, workers=132, product=True)
+    assert chosen.options.get("tile") == tile
+    assert "tile" not in choose(RowStatistics(64, 64 * mean, 100_000, 4096), CPU, product=True).options
+
+
 def test_short_rows_are_not_cut_however_few_there_are() -> None:
     assert choose(RowStatistics(2, 3000, 2000, 256), CPU)[0] == "maskless"
     assert choose(RowStatistics(2, 6000, 4000, 256), CPU)[0] == "persistent_dynamic"

@@ -58,8 +58,9 @@ def persistent_dynamic(
     uncut: int | None = None,
     short_tile: int | None = None,
 ) -> Plan:
-    """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them. On a GPU, rows of up to
-    `uncut` positions stay whole, in blocks of `short_tile`, and can be processed in groups of `rows`."""
+    """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them. On a GPU, `tile` is also the
+    number of rows of a block of a matrix product. Rows of up to `uncut` positions stay whole, in blocks of `short_tile`, and
+    can be processed in groups of `rows`."""
     if program.axes:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
     # On a GPU, short rows are launched on their own: both kinds of rows in one program would need the registers of both.
@@ -92,6 +93,10 @@ def _pieces(
     # Workers that share the columns of a row take shorter pieces of it.
     elements = target.chunk // 2 if target.widest < whole.widest else target.chunk
     piece = block_size(chunk, max(elements // across, 1), target)
+    if tile and target.many_workers:
+        most, columns, depth = target.matmul
+        block = min(max(block_size(tile, most, target), target.least_matmul), most)
+        target = replace(target, matmul=(block, columns, depth))
     whole_rows = (uncut or piece * (1 if chunk else UNCUT)) if apart else 0
     schedule(recorder, target, PiecesOfRows(tile, piece, chunk, whole_rows), lanes)
     return recorder.plan("persistent_dynamic", warps or warps_for(program, target), stages or stages_for(program, target))
