@@ -29,8 +29,8 @@ from serrate.runtime.launch import Numbers, Tensors
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
 from serrate.tensor.torch_private import is_recorded
 
-SHARED = 4096
-"""How many programs share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
+SHARED = 8192
+"""How many warps share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
 __all__ = ["Derivation", "TritonExecutable", "TritonFunction", "can_derive", "load"]
 
@@ -203,11 +203,13 @@ class TritonExecutable:
         kernel = TritonFunction(getattr(self._module, launch.function), options)
         grid = size_function(functools.reduce(operator.mul, launch.grid, const(1)), program.symbols)
         symbols = [program.symbols.index(s) for s in launch.symbols]
-        return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), grid, launch.shared)
+        most = max(SHARED // warps, 1) if launch.shared else None
+        return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), grid, most)
 
 
 class _PreparedLaunch:
-    """A launch, and which of a program's tensors, arrays and symbols it takes; `count` is the number of tensors and arrays."""
+    """A launch, and which of a program's tensors, arrays and symbols it takes; `count` is the number of tensors and arrays,
+    `most` the number of programs that suffice, if they share the grid."""
 
     def __init__(
         self,
@@ -216,10 +218,10 @@ class _PreparedLaunch:
         symbols: Sequence[int],
         count: int,
         grid: Callable[[Numbers], int],
-        shared: bool,
+        most: int | None,
     ) -> None:
         self.kernel, self.memory, self.symbols = kernel, memory, symbols
-        self._grid, self._shared = grid, shared
+        self._grid, self._most = grid, most
         places = [*memory, *(count + k for k in symbols)]
         self.arguments: Callable[[Sequence[int]], Sequence[int]]
         """The arguments of the kernel, of all addresses and symbols of the program."""
@@ -228,7 +230,7 @@ class _PreparedLaunch:
     def programs(self, symbols: Numbers) -> int:
         """How many programs are launched."""
         count = self._grid(symbols)
-        return min(count, SHARED) if self._shared else count
+        return count if self._most is None else min(count, self._most)
 
 
 def launch_all(
@@ -283,7 +285,7 @@ class Derivation:
         count = first + 1 + len(made)
 
         def prepared(name: str, memory: Sequence[int]) -> _PreparedLaunch:
-            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count, lambda _: 1, False)
+            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count, lambda _: 1, None)
 
         # All memory: the inputs, partial sums, sums, tables.
         sums, tables = [*range(first + 1, first + 1 + self._sums)], [*range(first + 1 + self._sums, count)]
