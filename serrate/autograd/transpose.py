@@ -34,7 +34,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, FloorDiv, const, maximum, minimum
 from serrate.ir.fusion import Equal, Fusion
 from serrate.ir.partition import Partition
-from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.ragged import RaggedIterDomain, lengths_array
 from serrate.ir.ragged_transforms import Cover, Spread
 from serrate.ir.reductions import SUM
 from serrate.ir.solve import factor_of
@@ -289,7 +289,8 @@ def _alike(reading: _Reading) -> bool:
     for domain, own in reading.plain.values():
         sizes = domain.extent_expr, own.extent_expr
         if isinstance(domain, RaggedIterDomain) and isinstance(own, RaggedIterDomain):
-            alike = domain.length is own.length and same.get(domain.component.uid) == own.component.uid
+            rows = frozenset((lengths_array(domain), lengths_array(own)))
+            alike = (domain.length is own.length or rows in equal) and same.get(domain.component.uid) == own.component.uid
         else:
             alike = not domain.is_ragged and not own.is_ragged and (sizes[0] is sizes[1] or frozenset(sizes) in equal)
         if not alike and domain.uid != own.uid:

@@ -15,9 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from serrate.errors import ShapeError, VerificationError
-from serrate.ir.domains import COORDINATE, IterDomain
-from serrate.ir.expr import Array
-from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.domains import IterDomain
+from serrate.ir.ragged import RaggedIterDomain, lengths_array
 from serrate.ir.storage import storage_of
 from serrate.ir.values import Ordinal, Place, Position, Read, Tensor
 
@@ -104,18 +103,10 @@ def _same_rows(fusion: Fusion, own: RaggedIterDomain, at: IterDomain) -> bool:
         return False
     if own.uid == at.uid or own.pairing == at.pairing or own.pairing is None or at.pairing is None:
         return True
-    pair = {_boundaries(own), _boundaries(at)}
+    pair = {lengths_array(own), lengths_array(at)}
     known = [a.data for a in pair if a.data is not None]
     checked = any({getattr(c, "left", None), getattr(c, "right", None)} == pair for c in fusion.checks)
     return checked or (len(known) == 2 and known[0] == known[1])
-
-
-def _boundaries(rows: RaggedIterDomain) -> Array:
-    """The array that gives the lengths of rows. Rows that another dim of the same extent counts have the same."""
-    for array in rows.length.arrays:
-        if rows.length is array[COORDINATE + 1] - array[COORDINATE]:
-            return array
-    return offsets_array(rows)
 
 
 def _rows(fusion: Fusion, tensor: Tensor) -> None:

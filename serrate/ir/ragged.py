@@ -330,6 +330,14 @@ def offsets_array(ragged: RaggedIterDomain) -> Array:
     return running_sum(ragged.component, ragged.length)
 
 
+def lengths_array(rows: RaggedIterDomain) -> Array:
+    """The array that gives the lengths of rows; the same for rows that another dim of the same extent counts."""
+    for array in rows.length.arrays:
+        if rows.length is array[COORDINATE + 1] - array[COORDINATE]:
+            return array
+    return offsets_array(rows)
+
+
 def constant_offsets(lengths: Sequence[int]) -> Array:
     """The constant array of offsets for known lengths, named as in a partition."""
     offsets = (0, *itertools.accumulate(lengths))

@@ -94,19 +94,26 @@ def test_a_query_without_keys_gets_a_gradient_of_zero() -> None:
     assert torch.equal(q.grad, torch.zeros(3, 2)) and torch.equal(v.grad, torch.ones(1, 2))
 
 
-def test_queries_keys_and_values_with_offsets_of_their_own() -> None:
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("backend", "strategy"), [("cpp", None), pytest.param("triton", "persistent_dynamic", marks=pytest.mark.slow)]
+)
+def test_queries_keys_and_values_with_offsets_of_their_own(backend: str, strategy: str | None) -> None:
     """As on a GPU, where equal offsets in different tensors are found equal only at run time."""
     lengths, offsets = [3, 0, 2], torch.tensor([0, 3, 3, 5])
     with ir.Fusion() as f:
-        given = [(f.input((None, 2), torch.float32), f.input((None,), torch.int64)) for _ in range(3)]
-        f.output(ops.attention(*(ops.as_nested(*each) for each in given)))
-    sides = [torch.randn(5, 2, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in range(3)]
-    found = f.compile("cpp")(sides[0], offsets, sides[1], offsets.clone(), sides[2], offsets.clone()).values
+        given = [(f.input((None, 3, 2), torch.float32), f.input((None,), torch.int64)) for _ in range(3)]
+        heads = (ops.transpose(ops.as_nested(*each), 1, 2) for each in given)
+        f.output(ops.transpose(ops.attention(*heads), 1, 2))
+    sides = [torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in range(3)]
+    program = f.compile(backend, strategy)
+    found = program(sides[0], offsets, sides[1], offsets.clone(), sides[2], offsets.clone()).values
     parts = zip(*(x.split(lengths) for x in sides), strict=True)
-    wanted = torch.cat([F.scaled_dot_product_attention(*each) for each in parts])
+    rows = ([x.transpose(0, 1) for x in each] for each in parts)
+    wanted = torch.cat([F.scaled_dot_product_attention(*each).transpose(0, 1) for each in rows])
     torch.testing.assert_close(found, wanted)
     both = (torch.autograd.grad(y.square().sum(), sides) for y in (found, wanted))
     for ours, theirs in zip(*both, strict=True):
         torch.testing.assert_close(ours, theirs)
     with pytest.raises(StructureMismatch, match="the rows differ"):
-        f.compile("cpp")(sides[0], offsets, sides[1], offsets, sides[2], torch.tensor([0, 2, 3, 5]))
+        program(sides[0], offsets, sides[1], offsets, sides[2], torch.tensor([0, 2, 3, 5]))
