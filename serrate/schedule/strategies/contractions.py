@@ -9,7 +9,11 @@ the keys of its sequence in blocks, computes a block of scores by a matrix produ
     for c: for q[c]: for v: r[q, v] = g(o[q, v])                                          lanes qi, v, ki: o += f(s)*z
                                                                               lanes qi, v: r = g(o)
 
-All strategies schedule contractions alike: query blocks balance the load as well as any other unit would.
+All strategies schedule contractions alike: query blocks balance the load as well as any other unit would. Where sequences have
+few queries, as in decoding, a GPU cuts the keys instead. Each piece leaves partial sums, which are combined in order:
+
+    grid (c, kp):  serial ko:  lanes qi, ki, d: s += x*y;  lanes qi, v, ki: p[kp] += f(s)*z
+    grid c:  serial q:  lanes kp, v: o += p[kp];  lanes v: r = g(o)
 """
 
 from __future__ import annotations
@@ -107,8 +111,7 @@ def _finishers(roots: Sequence[Shape], later: Sequence[Shape], kept: RaggedIterD
 
 
 def schedule_contraction(recorder: Recorder, found: Contraction, target: Target) -> None:
-    """Arranges the loops of all phases of a contraction, so that they can be fused. On a GPU, keys are cut into pieces if there
-    are few queries: their blocks alone would not occupy all of it, and a long sequence would keep one worker busy."""
+    """Arranges the loops of all phases of a contraction, so that they can be fused."""
     recorder.attempt("gather", *(shape.phase for shape in (*found.makers, *found.roots)))
     if _is_cut(found, target):
         _cut(recorder, found)
