@@ -37,6 +37,8 @@ WINS = 1.2
 """The factor by which at least two strategies each are to win somewhere."""
 EVERY = 5
 """Rounds in which every candidate is timed, before the best are timed again."""
+HOPELESS = 4
+"""What takes so many times as long as the fastest is not timed any more."""
 RUNS = 3
 """Runs of a candidate in one round."""
 
@@ -154,7 +156,8 @@ def choice(name: str, lengths: str, it: Case, rounds: int) -> Choice:
             least = {c: laboratory.run(c, 1) for c in candidates}
             for _ in range(turns):
                 for c in candidates:
-                    least[c] = min(least[c], laboratory.run(c, RUNS))
+                    if least[c] <= HOPELESS * min(least.values()):
+                        least[c] = min(least[c], laboratory.run(c, RUNS))
             return {c: 1e3 * seconds for c, seconds in least.items()}
 
         all_of_them = times(able, min(EVERY, rounds))

@@ -119,7 +119,7 @@ class ProgramTuner:
         tuning = ranks.received(self.key, bucket, patience=effort.budget(self.device.type))
         if tuning is None:
             return self._unmeasured(bucket, space, near)
-        self.shelf.known[bucket] = tuning
+        self.shelf.known[bucket] = tuning = replace(tuning, bucket=bucket)
         return tuning
 
     def _start(self, bucket: Bucket, space: Space, laboratory: Laboratories, effort: Effort, near: Tuning | None) -> None:

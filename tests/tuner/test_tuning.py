@@ -350,6 +350,57 @@ def _stage(jt: JaggedTensor) -> tuple[engine.FusionStage, engine.BoundCall]:
     return stage, compiled.binder.bind([jt.values, jt.offsets])
 
 
+class Ranks:
+    """Stands in for torch.distributed and its store."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.held = rank, dict[str, bytes]()
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def set(self, name: str, value: bytes) -> None:
+        self.held[name] = value
+
+    def get(self, name: str) -> bytes:
+        return self.held[name]
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self.held for name in names)
+
+    def wait(self, names: list[str], timeout: object) -> None:
+        if not self.check(names):
+            raise RuntimeError("waited long enough")
+
+
+def test_all_ranks_use_the_choice_of_rank_zero(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Ranks(0)
+    monkeypatch.setattr("serrate.tuner.ranks._group", lambda: group)
+    monkeypatch.setattr("serrate.tuner.ranks.default_store", lambda: group)
+    serrate.jit(doubled_sums)(rows())
+    group.rank = 1
+    # Another machine: nothing is on its disk, and it would measure something else.
+    record.forget()
+    for path in (settings.current().cache_dir / "tuned").rglob("*.json"):
+        path.unlink()
+    measured.seconds["masked"] = 1e-6
+    call = serrate.jit(doubled_sums)
+    for data in (rows(), rows((40, 2) * 90)):
+        torch.testing.assert_close(call(data), 2 * by_loop(data))
+        (found,) = call.tunings(data)
+        assert (found.source, found.chosen.strategy) == ("rank 0", "persistent_dynamic")
+    assert measured.searches == 1
+
+
+def test_without_a_choice_of_rank_zero_the_others_run_the_usual_plan(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Ranks(3)
+    monkeypatch.setattr("serrate.tuner.ranks._group", lambda: group)
+    monkeypatch.setattr("serrate.tuner.ranks.default_store", lambda: group)
+    call = serrate.jit(doubled_sums)
+    torch.testing.assert_close(call(rows()), 2 * by_loop(rows()))
+    assert call.plan(rows()).strategy == "maskless" and measured.searches == 0
+
+
 # --- measuring itself ----------------------------------------------------------------------------------------------------
 
 
