@@ -13,12 +13,16 @@ from typing import Any, TypeAlias
 import torch
 
 from serrate.frontend.kernel import random
-from serrate.frontend.kernel.machine import current, refuse
+from serrate.frontend.kernel.machine import current
+from serrate.frontend.kernel.tunables import EnumFragment, IntegerFragment, PowerOfTwoFragment, fragment_of
 from serrate.frontend.kernel.values import Tile, TileValue
 from serrate.tensor import JaggedTensor
 
 __all__ = [
+    "EnumFragment",
+    "IntegerFragment",
     "JaggedTensor",
+    "PowerOfTwoFragment",
     "Tile",
     "TileValue",
     "arange",
@@ -159,15 +163,25 @@ def register_block_size(low: Bound, high: Bound | None = None) -> int:
 
 
 def register_tunable(name: str, choices: Any) -> Any:
-    """A choice that a tuner may make; the first one, or the default that it says itself."""
-    current("hl.register_tunable")
-    default = getattr(choices, "default", None)
-    if default is not None:
-        return default() if callable(default) else default
-    try:
-        return next(iter(getattr(choices, "choices", choices)))
-    except (TypeError, StopIteration):
-        refuse(f"hl.register_tunable: {name!r} needs choices, as in hl.register_tunable({name!r}, (1, 2, 4))")
+    """A value that a tuner may choose, before the loops over tiles: one of several, `hl.EnumFragment(...)`, an integer,
+    `hl.IntegerFragment(low, high)`, or a power of two, `hl.PowerOfTwoFragment(low, high)`. The results must not depend on it.
+
+    >>> import serrate
+    >>> import serrate.language as hl
+    >>> @serrate.kernel
+    ... def doubled(x):
+    ...     out = torch.empty_like(x)
+    ...     block = hl.register_tunable("block", hl.PowerOfTwoFragment(16, 64))
+    ...     for tile in hl.tile(x.size(0), block_size=block):
+    ...         out[tile] = x[tile] * 2
+    ...     return out
+    >>> doubled(torch.ones(3))
+    tensor([2., 2., 2.])
+    """
+    machine = current("hl.register_tunable")
+    fragment = fragment_of(name, choices)
+    choose = getattr(machine, "tunable", None)
+    return fragment.default if choose is None else choose(name, fragment)
 
 
 def device_num_sms() -> int:

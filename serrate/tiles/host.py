@@ -7,6 +7,7 @@ In: a kernel's function. Out: a `CompiledKernel`, which runs the function with e
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from serrate.frontend.kernel.machine import (
     running,
     user_frame,
 )
+from serrate.frontend.kernel.tunables import Fragment
 from serrate.ir.tile import TileProgram
 from serrate.runtime.locks import making
 from serrate.tiles.launch_site import LaunchSite
@@ -36,6 +38,7 @@ from serrate.tiles.sources import Fixed, Items
 from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options, Variant
 from serrate.tiles.trace import DEFAULT_BLOCK
+from serrate.tiles.tunables import TunableHost, current_values
 from serrate.tuner.candidates import Space
 from serrate.tuner.laboratory import ProgramLaboratory
 from serrate.tuner.record import Tuning
@@ -47,8 +50,9 @@ if TYPE_CHECKING:
 class Host(BlockSizes):
     """Implements `serrate.language` outside of device loops."""
 
-    def __init__(self, blocks: tuple[int | None, ...]) -> None:
+    def __init__(self, blocks: tuple[int | None, ...], register: Callable[[str, Fragment], None] = lambda *_: None) -> None:
         super().__init__(blocks, DEFAULT_BLOCK)
+        self._register = register
         self.first: dict[int, int] = {}
         """The number of block sizes taken before each device loop."""
 
@@ -69,6 +73,12 @@ class Host(BlockSizes):
         extent, least = int(low if high is None else high), 1 if high is None else int(low)
         size = min(max(least, self.block_of(self.registered(frame), extent)), max(extent, 1))
         return BlockSize(size, NamedBlock(f"the block of line {frame.f_lineno}"))
+
+    def tunable(self, name: str, fragment: Fragment) -> Any:
+        """`hl.register_tunable`."""
+        self._register(name, fragment)
+        values = current_values()
+        return fragment.default if values is None else values.get(name, fragment.default)
 
     def full(self, shape: Any, value: Any, dtype: torch.dtype) -> Any:
         """A value without tile dims is a plain number."""
@@ -102,7 +112,8 @@ class CompiledKernel:
             by_number = [functools.partial(self._launch, number) for number in range(len(self.sites))]
             self.host = self._parts.host(by_number if options.blocks else self.sites)
             """The function with device loops replaced by launches; it runs while `machine` is current."""
-        self.machine = LazyMachine(functools.partial(Host, options.blocks))
+        self.machine = LazyMachine(functools.partial(Host, options.blocks, self._tunable))
+        self._tunables: dict[str, Fragment] = {}
         self._axes: dict[int, frozenset[str]] = {}
         """The names of axes of the device loops that were traced."""
         self._later_sites: dict[tuple[int, int], LaunchSite] = {}
@@ -124,6 +135,15 @@ class CompiledKernel:
             return self.host(*args, **kwargs)
         finally:
             deactivate(token)
+
+    def _tunable(self, name: str, fragment: Fragment) -> None:
+        """Notes a tunable. From the next call on, the host code runs with values that are chosen for its arguments."""
+        if self._tunables.get(name) != fragment:
+            self._tunables[name] = fragment
+            host = self.host.host if isinstance(self.host, TunableHost) else self.host
+            backend = self._options.backend or "cpp"
+            source = inspect.getsource(self._function)
+            self.host = TunableHost(host, self._function.__name__, source, backend, self._tunables, self._options.policy)
 
     def _launch(self, number: int, env: dict[str, Any]) -> None:
         host: Host = current("a kernel")
@@ -174,7 +194,8 @@ class CompiledKernel:
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
         """What is known about the plans of the device loops for these arguments; nothing is measured."""
-        return [known for program, items in self._asked(args, kwargs) if (known := program.known(items)) is not None]
+        found = [known for program, items in self._asked(args, kwargs) if (known := program.known(items)) is not None]
+        return [*([self.host.tuning(args, kwargs, measure=False)] if isinstance(self.host, TunableHost) else []), *found]
 
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
         """These programs, each bound to its arguments, for timing them without the rest of a call."""

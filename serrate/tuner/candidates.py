@@ -19,6 +19,8 @@ from serrate.schedule.target import Target
 from serrate.tensor.hints import NO_HINTS, Hints
 
 Sizes = tuple[tuple[str, int], ...]
+HOST = "host"
+"""Stands for a strategy in candidates for the tunables of a kernel's host code."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Candidate:
 def candidate_of(given: Mapping[str, Any]) -> Candidate:
     """A candidate from JSON; raises ValueError if it is not one."""
     strategy, options, lanes = given.get("strategy"), given.get("options"), given.get("lanes")
-    if strategy not in STRATEGIES or not isinstance(options, dict) or not isinstance(lanes, dict):
+    if strategy not in (*STRATEGIES, HOST) or not isinstance(options, dict) or not isinstance(lanes, dict):
         raise ValueError(f"not a candidate: {given!r}")
     if any(not isinstance(size, int) for size in (*options.values(), *lanes.values())):
         raise ValueError(f"the options of a candidate are numbers: {given!r}")
