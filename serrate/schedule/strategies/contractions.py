@@ -33,6 +33,8 @@ LEAST = 16
 
 PIECE = 1024
 """Keys of a piece, where few queries share many keys."""
+FINISHED = 16
+"""Partial results of a query that are combined in one block."""
 WHY = "keys are cut into pieces: there are too few queries to occupy all workers"
 
 
@@ -155,7 +157,8 @@ def _finish(recorder: Recorder, found: Contraction, shape: Shape, target: Target
         recorder.do("split", phase, domain.name, Sized(width, "all features of a value"))
         serial, lanes = [*serial, f"{domain.name}o"], [*lanes, f"{domain.name}i"]
     if isinstance(shape.leaf, Accumulate):
-        recorder.do("split", phase, pieces, Sized(max(target.finish // width, 1), "as many partial results as a block holds"))
+        size = max(min(target.finish // width, FINISHED), 1)
+        recorder.do("split", phase, pieces, Sized(size, "most sequences have no more pieces"))
         serial, lanes = [*serial, f"{pieces}o"], [f"{pieces}i", *lanes]
     recorder.do("reorder", phase, *grid, *serial, *lanes)
     for name in grid:
