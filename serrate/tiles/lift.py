@@ -129,6 +129,7 @@ class _Lifting:
     limits: list[Limit] = field(default_factory=list)
     blocks: dict[str, Value | tuple[Tensor, tuple[Symbol, ...]]] = field(default_factory=dict)
     """What each private block holds: a number, or a tensor over these axes."""
+    locals: dict[str, Local] = field(default_factory=dict)
     shapes: dict[str, tuple[Symbol, ...]] = field(default_factory=dict)
     """The axes of each private block."""
     results: dict[Tensor, tuple[TensorView, tuple[Expr | None, ...]]] = field(default_factory=dict)
@@ -313,11 +314,10 @@ class _Lifting:
             rows = self.rows.get(axis.position)
             if rows is not None and self._row_test(test, axis.position) == rows:
                 return None
-            if not test.right.arrays and not any(s in self.axes for s in test.right.symbols):
+            uniform = not test.right.arrays and not axis.end.arrays
+            if uniform and not any(s in self.axes for s in test.right.symbols):
                 self._require(axis, test.left.substitute({axis.position: axis.end}), test.right)
                 return None
-        if any(array.local for e in (test.left, test.right) for array in e.arrays):
-            raise self.refuse("a condition is computed in the kernel, from numbers in memory")
         sides = (self.number(e) for e in (test.left, test.right))
         return call("lt", *sides, dtype=torch.bool)
 
@@ -333,9 +333,7 @@ class _Lifting:
         if isinstance(e, Symbol):
             return index_of(self.domain(e)) if e in self.axes else self.size(e)
         if isinstance(e, Element):
-            if e.array.local:
-                raise self.refuse("an index is computed in the kernel, from numbers in memory")
-            reads.append(read(self.array(e.array).tensor, (self.place(e.index),)))
+            reads.append(self._element(e))
             return index_read(len(reads) - 1)
         return e.rebuild(tuple(self.expr(o, reads) for o in e.operands)) if e.operands else e
 
@@ -351,8 +349,19 @@ class _Lifting:
         if isinstance(e, Symbol) and e in self.axes:
             return position(self.domain(e))
         if isinstance(e, Element):
-            return read(self.array(e.array).tensor, (self.place(e.index),))
+            return self._element(e)
         return constant(e.value, torch.int64) if e.value is not None else computed(self.place(e))
+
+    def _element(self, e: Element) -> Value:
+        """An integer that an index depends on: of an array that describes rows, or one that the kernel computed."""
+        if not e.array.local:
+            return read(self.array(e.array).tensor, (self.place(e.index),))
+        local = self.locals[e.array.name]
+        if not e.index.symbols <= {
+            s for lane in local.lanes for s in (self.axes[lane.symbol].lane, self.axes[lane.symbol].lanes)
+        }:
+            raise self.refuse("an index is computed in the kernel, along other axes")
+        return self._held(local)
 
     def value(self, value: Value) -> Value:
         return rewrite(value, self._changed)
@@ -411,7 +420,7 @@ class _Lifting:
 
     def _rows_at(self, index: Sequence[Expr], guard: Guard) -> tuple[Symbol, Rows] | None:
         """The axis and the rows of an index `boundaries[b] + axis`, which exists where the row is that long."""
-        if not index or not index[0].arrays:
+        if not index or not any(array in self.counts for array in index[0].arrays):
             return None
         for test in guard:
             for axis in self.axes:
@@ -454,6 +463,7 @@ class _Lifting:
         elif isinstance(node, Declare):
             if node.number is None:
                 raise self.refuse(f"{node.local.name} has no first value")
+            self.locals[node.local.name] = node.local
             self.shapes[node.local.name] = (*self.around, *(lane.symbol for lane in node.local.lanes))
             self.blocks[node.local.name] = constant(node.number, node.local.dtype)
         elif isinstance(node, Assign):

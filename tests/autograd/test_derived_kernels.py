@@ -217,6 +217,28 @@ def test_rows_that_are_only_stored_to_and_no_rows_at_all() -> None:
     assert torch.autograd.grad(found.values.sum(), none)[0].shape == (0, 2)
 
 
+@serrate.kernel(backward="auto")
+def looked_up(table: Any, indices: Any, weights: Any) -> Any:
+    """Sums of rows of a table at ragged indices, weighted."""
+    out = torch.empty(indices.num_rows, table.size(1), dtype=table.dtype)
+    for b, m in hl.tile([indices.num_rows, table.size(1)]):
+        total = hl.zeros([b, m], dtype=table.dtype)
+        for k in hl.jagged_tile(indices.lengths[b]):
+            total = total + (table[indices[b, k], m] * weights[b, k][:, :, None]).sum(1)
+        out[b, m] = total
+    return out
+
+
+@pytest.mark.usefixtures("reference")
+def test_jagged_tiles_and_rows_at_indices_from_memory() -> None:
+    indices = rows(torch.tensor([1, 1, 4, 0, 2, 2, 2, 4, 1, 0, 3]))
+    table, weights = drawn(5, 2, dtype=torch.float64), flat(dtype=torch.float64)
+    parts = zip(indices.values.split(LENGTHS), weights.split(LENGTHS), strict=True)
+    wanted = torch.stack([(table[index] * own[:, None]).sum(0) for index, own in parts])
+    torch.testing.assert_close(looked_up(table, indices, rows(weights)), wanted)
+    assert torch.autograd.gradcheck(lambda t, w: looked_up(t, indices, rows(w)), (table, weights))
+
+
 def branches(x: Any) -> Any:
     out = torch.empty_like(x)
     for b in hl.tile(x.size(0)):
@@ -247,10 +269,20 @@ def stores_twice(x: Any) -> Any:
     return out
 
 
-def gathers(x: Any) -> Any:
+def scatters(x: Any) -> Any:
     out, order = torch.zeros_like(x), torch.arange(x.size(0))
     for b in hl.tile(x.size(0)):
-        out[b] = x[order[b]]  # here
+        out[order[b]] = x[b]  # here
+    return out
+
+
+def bounded_by_data(x: Any) -> Any:
+    out = torch.zeros(1)
+    for b in hl.tile(1):
+        total = hl.zeros([b])
+        for k in hl.tile(x[0].to(torch.int64)):
+            total = total + x[k].sum(0)  # here
+        out[b] = total
     return out
 
 
@@ -261,7 +293,8 @@ def gathers(x: Any) -> Any:
         (adds, "an atomic addition is not differentiated"),
         (overwrites, "out is read, and the kernel also stores to it"),
         (stores_twice, "out is stored to in two places"),
-        (gathers, "an index is computed in the kernel"),
+        (scatters, "out is not stored once for each position"),
+        (bounded_by_data, "is computed in the kernel"),
     ],
 )
 @pytest.mark.usefixtures("reference")
