@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from serrate.analysis.guards import condition, needed, settled
+from serrate.analysis.guards import Need, condition, needed, settled
 from serrate.analysis.indices import Indices
 from serrate.analysis.inspection.lanes import LaneCount, count_lanes
 from serrate.draw import draw_domains, draw_loops
 from serrate.errors import SerrateError
-from serrate.ir.expr import Array, Element, Less, Symbol
+from serrate.ir.expr import Array, Element, Less, Symbol, symbol
 from serrate.ir.loops import Block, If, LoopProgram, Node, bodies
 from serrate.ir.tile import Leaf, Loop, TileProgram, walk
 from serrate.lower.blocks import loop_symbol
@@ -126,7 +126,7 @@ def _stage_report(asked: StageFacts) -> StageReport:
 
 def _bounds(program: TileProgram) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]:
     """The guards of all statements, and the bounds that need none."""
-    kept: dict[str, str] = {}
+    kept: dict[tuple[str, str], None] = {}
     proven: dict[str, str] = {}
     for phase in program.phases:
         if program.axes:
@@ -137,23 +137,32 @@ def _bounds(program: TileProgram) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]
             for statement, loops in walk(phase.body):
                 if isinstance(statement, Leaf):
                     _note_guards(loops, kept, proven)
-    settled_ = _by_reason({what: why for what, why in proven.items() if what not in kept})
-    return tuple(Bound(*each) for each in kept.items()), settled_
+    checked = {what for what, _ in kept}
+    settled_ = _by_reason({what: why for what, why in proven.items() if what not in checked})
+    return tuple(Bound(*each) for each in kept), settled_
 
 
-def _note_guards(loops: Sequence[Loop], kept: dict[str, str], proven: dict[str, str]) -> None:
+def _note_guards(loops: Sequence[Loop], kept: dict[tuple[str, str], None], proven: dict[str, str]) -> None:
     domains = [loop.domain for loop in loops]
     indices = Indices(zip(domains, map(loop_symbol, loops), strict=True))
     for need in needed(domains):
-        found = condition(need.domain, indices, need.lower)
-        (proven if found.proven else kept)[str(found)] = "follows from the bounds of its parts" if found.proven else need.reason
+        if condition(need.domain, indices, need.lower).proven:
+            proven[_in_names(need)] = "follows from the bounds of its parts"
+        else:
+            kept[_in_names(need), need.reason] = None
     proven |= {need.domain.name: need.reason for need in settled(domains)}
 
 
-def _note_conditions(body: Iterable[Node], kept: dict[str, str]) -> None:
+def _in_names(need: Need) -> str:
+    """The condition in terms of the domain and its rows; how their indices follow from the loops is another matter."""
+    named = [(domain, symbol(domain.name)) for domain in (need.domain, *need.domain.owners)]
+    return str(condition(need.domain, Indices(named), need.lower))
+
+
+def _note_conditions(body: Iterable[Node], kept: dict[tuple[str, str], None]) -> None:
     for node in body:
         if isinstance(node, Block | If):
-            kept |= {str(g): _reason(g) for g in node.guard}
+            kept |= {(str(g), _reason(g)): None for g in node.guard}
         for part in bodies(node):
             _note_conditions(part, kept)
 

@@ -77,8 +77,8 @@ def choose(
     >>> from serrate.schedule.target import CPU
     >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU)[:2]
     ('maskless', {'keep_rows': True})
-    >>> choose(RowStatistics(1000, 128_000, 64_000, 256), CPU)
-    Choice(strategy='persistent_dynamic', options={}, why='one row is so long that all other workers would wait for it')
+    >>> choose(RowStatistics(1000, 128_000, 64_000, 256), CPU).why
+    'the longest row is a large share of the work: other workers would wait for it'
     >>> choose(RowStatistics(100_000, 300_000, 4, 4), CPU)[:2]
     ('masked', {})
     >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU, distribution="giant")[:2]
@@ -98,7 +98,7 @@ def choose(
     if rows.longest is None:
         return Choice("maskless", {"keep_rows": False}, "the host does not know the longest row")
     if waits(rows, target, workers):
-        return Choice("persistent_dynamic", {}, "one row is so long that all other workers would wait for it")
+        return Choice("persistent_dynamic", {}, "the longest row is a large share of the work: other workers would wait for it")
     row_bytes = rows.longest * rows.position_bytes
     if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
         return Choice("masked", {}, "rows are short and about equally long: one at a time would leave most lanes idle")
@@ -117,7 +117,7 @@ def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: b
         return "the host does not know the longest row, and cut rows have no worst case"
     if rows.count < 2 * workers:
         return "there are too few rows to occupy all workers"
-    return "one row is so long that all other workers would wait for it" if waits(rows, target, workers) else ""
+    return "the longest row is a large share of the work: other workers would wait for it" if waits(rows, target, workers) else ""
 
 
 def _sizes(rows: RowStatistics, target: Target, product: bool) -> dict[str, int]:
@@ -166,7 +166,7 @@ def invariant(named: str | None, options: dict[str, Any], target: Target, name: 
 
 
 def waits(rows: RowStatistics, target: Target, workers: int = 1) -> bool:
-    """Whether one row is so long that all other workers would wait for it."""
+    """Whether the longest row is a large share of the work: other workers would wait for it."""
     if rows.longest is None:
         return False
     if target.many_workers:

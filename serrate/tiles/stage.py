@@ -206,7 +206,7 @@ class LoopStage(CompiledStage):
             if structure is not last and _waits(structure, call.hints.distribution):
                 # Only if rows can be cut; otherwise there are no pieces to distribute.
                 usual = Candidate("persistent_dynamic", ((ONLY_IF_CUT, True),))
-                why = "one row is, or may be, so long that all other workers would wait for it"
+                why = "the longest row is, or may be, a large share of the work: other workers would wait for it"
                 break
             last = structure
         return CallFacts(usual, functools.partial(_statistics, structures[0] if structures else None), why)
