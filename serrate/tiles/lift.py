@@ -133,6 +133,10 @@ class _Lifting:
     shapes: dict[str, tuple[Symbol, ...]] = field(default_factory=dict)
     """The axes of each private block."""
     results: dict[Tensor, tuple[TensorView, tuple[Expr | None, ...]]] = field(default_factory=dict)
+    inside: dict[str, frozenset[Symbol]] = field(default_factory=dict)
+    """The axes of the loops in which each private block is declared."""
+    looped: frozenset[Symbol] = frozenset()
+    """The axes of the loops around a statement."""
     around: tuple[Symbol, ...] = ()
     """The axes of the loops around a statement that run over single positions: they are not lanes, and count like those."""
     line: Line = None
@@ -455,16 +459,20 @@ class _Lifting:
             if strange is not None and (axis is None or axis.block is not None):
                 line = self.lines.get(strange.locals[0].name)
                 raise self.refuse(f"{strange} is carried from tile to tile, and is not a reduction", line)
-            before = self.around
-            self.around = (*before, axis.position) if axis is not None and axis.block == 1 else before
+            before = self.around, self.looped
+            if axis is not None:
+                self.around = (*self.around, axis.position) if axis.block == 1 else self.around
+                self.looped = self.looped | {axis.position}
             for each in node.body:
                 self._statement(each)
-            self.around = before
+            self.around, self.looped = before
         elif isinstance(node, Declare):
             if node.number is None:
                 raise self.refuse(f"{node.local.name} has no first value")
+            lanes = tuple(lane.symbol for lane in node.local.lanes)
             self.locals[node.local.name] = node.local
-            self.shapes[node.local.name] = (*self.around, *(lane.symbol for lane in node.local.lanes))
+            self.shapes[node.local.name] = (*(s for s in self.around if s not in lanes), *lanes)
+            self.inside[node.local.name] = self.looped
             self.blocks[node.local.name] = constant(node.number, node.local.dtype)
         elif isinstance(node, Assign):
             self._assign(node)
@@ -519,6 +527,9 @@ class _Lifting:
         if value.dtype != state:
             value = call("cast", value, dtype=state)
         symbols = dict.fromkeys((*self.around, *(lane.symbol for lane in lanes)))
+        for axis in (self.axes[s].original for s in symbols if s not in own):
+            if axis.block is not None and axis.position in self.inside[local.name]:
+                raise self.refuse(f"{local.name} is reduced within {axis}, whose block size is fixed")
         value = self.masked(value, self.conditions(guard), constant(kind.identity(0, state), state))
         index, over = tuple(map(self.domain, own)), tuple(self.domain(s) for s in symbols if s not in own)
         if over:

@@ -239,6 +239,35 @@ def test_jagged_tiles_and_rows_at_indices_from_memory() -> None:
     assert torch.autograd.gradcheck(lambda t, w: looked_up(t, indices, rows(w)), (table, weights))
 
 
+@pytest.mark.parametrize("single", [True, False], ids=["hl.grid", "tiles of one"])
+@pytest.mark.usefixtures("reference")
+def test_programs_of_one_row_each(single: bool) -> None:
+    @serrate.kernel(backward="auto")
+    def of_rows(jt: Any, scale: Any) -> Any:
+        out = torch.empty(jt.num_rows, dtype=jt.dtype)
+        for b in hl.grid(jt.num_rows):
+            total = hl.zeros([], dtype=jt.dtype)
+            for k in hl.tile(jt.max_length):
+                total = total + (jt[b, k] * jt[b, k]).sum(0)
+            out[b] = total * scale[b]
+        return out
+
+    @serrate.kernel(backward="auto")
+    def of_tiles(jt: Any, scale: Any) -> Any:
+        out = torch.empty(jt.num_rows, dtype=jt.dtype)
+        for b in hl.tile(jt.num_rows, block_size=1):
+            total = hl.zeros([b], dtype=jt.dtype)
+            for k in hl.tile(jt.max_length):
+                total = total + (jt[b, k] * jt[b, k]).sum(1)
+            out[b] = total * scale[b]
+        return out
+
+    kernel, given = of_rows if single else of_tiles, (flat(dtype=torch.float64), drawn(4, dtype=torch.float64))
+    wanted = torch.stack([row.square().sum() for row in given[0].split(LENGTHS)]) * given[1]
+    torch.testing.assert_close(kernel(rows(given[0]), given[1]), wanted)
+    assert torch.autograd.gradcheck(lambda x, s: kernel(rows(x), s), given)
+
+
 def branches(x: Any) -> Any:
     out = torch.empty_like(x)
     for b in hl.tile(x.size(0)):
@@ -286,6 +315,13 @@ def bounded_by_data(x: Any) -> Any:
     return out
 
 
+def scaled_by_block(x: Any) -> Any:
+    out = torch.zeros_like(x)
+    for b in hl.tile(x.size(0), block_size=2):
+        out[b] = x[b] / x[b].abs().amax()  # here
+    return out
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -295,6 +331,7 @@ def bounded_by_data(x: Any) -> Any:
         (stores_twice, "out is stored to in two places"),
         (scatters, "out is not stored once for each position"),
         (bounded_by_data, "is computed in the kernel"),
+        (scaled_by_block, "whose block size is fixed"),
     ],
 )
 @pytest.mark.usefixtures("reference")
