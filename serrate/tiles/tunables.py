@@ -29,6 +29,7 @@ from serrate.tuner.identity import compiler_identity, device_identity
 from serrate.tuner.laboratory import agrees
 from serrate.tuner.policy import Policy, paused
 from serrate.tuner.record import ProgramKey, Tuning
+from serrate.tuner.search import SPENT
 from serrate.tuner.tuner import ProgramTuner, text_digest
 
 Values = Mapping[str, Any]
@@ -147,10 +148,14 @@ class HostLaboratory:
     def is_built(self, candidate: Candidate) -> bool:
         return candidate in self._done
 
-    def build(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+    def build(self, candidates: Sequence[Candidate], seconds: float) -> dict[Candidate, str]:
         """A first call of each, which traces and compiles; its results are compared."""
         failed: dict[Candidate, str] = {}
+        end = self.now() + seconds
         for candidate in candidates:
+            if self.now() >= end:
+                failed[candidate] = SPENT
+                continue
             args, kwargs = self._copied(*self._given)
             try:
                 result = self._run(candidate, args, kwargs)

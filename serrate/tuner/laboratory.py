@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from serrate.runtime.launch import CppExecutable, load_together
 from serrate.runtime.memory import InMemory
 from serrate.schedule.plan import Plan
 from serrate.tuner.candidates import Candidate
-from serrate.tuner.search import Unfit
+from serrate.tuner.search import SPENT, Unfit
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """How much results may differ between plans, relative to the largest: more than rounding, less than a mistake."""
@@ -142,9 +142,13 @@ class ProgramLaboratory:
     def now(self) -> float:
         return time.perf_counter()
 
-    def build(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+    def build(self, candidates: Sequence[Candidate], seconds: float = float("inf")) -> dict[Candidate, str]:
         failed: dict[Candidate, str] = {}
+        end = self.now() + seconds
         for candidate in candidates:
+            if self.now() >= end:
+                failed[candidate] = SPENT
+                continue
             try:
                 ready = self._prepare(candidate)
             except SerrateError as error:
@@ -156,7 +160,7 @@ class ProgramLaboratory:
             else:
                 self._ready[candidate] = ready
         found = {c: self._ready[c].executable for c in candidates if c in self._ready}
-        return failed | _compiled({c: e for c, e in found.items() if isinstance(e, CppExecutable)})
+        return failed | _compiled({c: e for c, e in found.items() if isinstance(e, CppExecutable)}, end - self.now())
 
     def run(self, candidate: Candidate, repeats: int) -> float:
         call = self._runs.get(candidate)
@@ -204,8 +208,9 @@ def _bare(plan: Plan) -> Plan:
     return replace(plan, strategy="", reasons=(), short=short)
 
 
-def _compiled(executables: dict[Candidate, CppExecutable]) -> dict[Candidate, str]:
-    """Compiles programs in as many groups as there are cores for them; returns why some fail."""
+def _compiled(executables: dict[Candidate, CppExecutable], seconds: float) -> dict[Candidate, str]:
+    """Compiles programs in as many groups as there are cores for them; returns why some fail. Groups that take longer are not
+    waited for: they end in the cache, for another time."""
     new = list(executables)
     count = min(len(new), BUILDERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     groups = [new[k::count] for k in range(count)] if count else []
@@ -219,10 +224,16 @@ def _compiled(executables: dict[Candidate, CppExecutable]) -> dict[Candidate, st
             return {c: why for each in group for c, why in compiled([each]).items()}
         return {}
 
-    if len(groups) < 2:
-        return compiled(groups[0]) if groups else {}
-    with ThreadPoolExecutor(len(groups)) as pool:
-        return {c: why for found in pool.map(compiled, groups) for c, why in found.items()}
+    if not groups:
+        return {}
+    if len(groups) == 1 and seconds == float("inf"):
+        return compiled(groups[0])
+    pool = ThreadPoolExecutor(len(groups), thread_name_prefix="serrate-build")
+    running = {pool.submit(compiled, group): group for group in groups}
+    done, late = wait(running, None if seconds == float("inf") else max(seconds, 0.0))
+    pool.shutdown(wait=False)
+    failed = {c: why for each in done for c, why in each.result().items()}
+    return failed | {c: SPENT for each in late for c in running[each]}
 
 
 def _on_host(call: Callable[[], None], clock: Callable[[], float]) -> float:

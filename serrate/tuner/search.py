@@ -43,8 +43,9 @@ class Laboratory(Protocol):
     def is_built(self, candidate: Candidate) -> bool:
         """Whether a candidate was built for an earlier call."""
 
-    def build(self, candidates: Sequence[Candidate]) -> dict[Candidate, str]:
-        """Builds candidates, several at once; returns why some of them cannot run."""
+    def build(self, candidates: Sequence[Candidate], seconds: float) -> dict[Candidate, str]:
+        """Builds candidates, several at once; returns why some of them cannot run. After so many seconds it does not wait for the
+        others."""
 
     def run(self, candidate: Candidate, repeats: int) -> float:
         """Runs a candidate that was built, several times; returns the seconds of the fastest run. The first may raise `Unfit`."""
@@ -128,7 +129,8 @@ class Race:
             return
         self.report(f"building {', '.join(map(str, wave))}")
         start = self.laboratory.now()
-        failed = self.laboratory.build(wave)
+        # The first of all is what the call runs with if nothing else is found.
+        failed = self.laboratory.build(wave, max(self.left(), 0.0) if self.timed() else float("inf"))
         if is_new:
             # Something may have been found on disk: what the next builds take is between this and what was known before.
             self.per_build = (self.per_build + (self.laboratory.now() - start) / len(wave)) / 2

@@ -15,12 +15,13 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, engine, ir, ops, settings
 from serrate.errors import CallError, SettingError
+from serrate.runtime.launch import CppExecutable
 from serrate.schedule.plan import ORDERS, Plan
-from serrate.tuner import record
+from serrate.tuner import laboratory, record
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import CopyArena, ProgramLaboratory, agrees
 from serrate.tuner.record import Shelf, Tuning
-from serrate.tuner.search import EFFORTS, Effort, Halving
+from serrate.tuner.search import EFFORTS, SPENT, Effort, Halving
 
 Lengths = Sequence[int]
 
@@ -60,7 +61,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, private_cache: Path) -> Iterator[Path
 def measured(monkeypatch: pytest.MonkeyPatch, tuned: Path) -> Measured:
     made = Measured()
     monkeypatch.setattr(engine, "ProgramLaboratory", made.laboratory)
-    monkeypatch.setattr("serrate.tuner.laboratory._compiled", lambda executables: {})
+    monkeypatch.setattr("serrate.tuner.laboratory._compiled", lambda executables, seconds: {})
     return made
 
 
@@ -438,6 +439,28 @@ def test_copies_keep_views_of_one_memory_together() -> None:
     assert read.tolist() == [2.0, 3.0, 9.0] and memory.tolist() == list(range(10))
     arena.restore()
     assert read.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_builds_that_take_too_long_are_not_waited_for(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call goes on with what there is; the late one is found when it is wanted next."""
+    late = threading.Event()
+    load = laboratory.load_together
+
+    def slow(executables: Sequence[CppExecutable]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert late.wait(30)
+        load(executables)
+
+    monkeypatch.setattr(laboratory, "load_together", slow)
+    monkeypatch.setitem(EFFORTS, "quick", Effort("quick", 0.5, 0.5, Halving(steps=0)))
+    call, jt = serrate.jit(doubled_sums), rows()
+    try:
+        torch.testing.assert_close(call(jt), 2 * by_loop(jt))
+    finally:
+        late.set()
+    (found,) = call.tunings(jt)
+    assert found.chosen.strategy == "maskless"
+    assert {each.reason for each in found.tried[1:]} == {SPENT}
 
 
 @pytest.mark.parametrize(
