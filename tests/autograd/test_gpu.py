@@ -161,6 +161,38 @@ def test_a_kernel_and_its_backward_kernel() -> None:
     compare(weighted_sums, lambda _, x, w: x.sum(0) * w, [drawn(sum(LENGTHS), WIDTH)], [drawn(WIDTH, seed=1)])
 
 
+@kernel(backward="auto")
+def softmax_rows(jt: Any) -> Any:
+    out = torch.empty_like(jt)
+    for b, m in hl.tile([jt.num_rows, jt.size(2)]):
+        top, total = hl.full([b, m], float("-inf")), hl.zeros([b, m])
+        for k in hl.tile(jt.max_length):
+            x = jt[b, k, m]
+            new = torch.maximum(top, x.amax(1))
+            total = total * torch.exp(top - new) + torch.exp(x - new[:, None, :]).sum(1)
+            top = new
+        for k in hl.tile(jt.max_length):
+            out[b, k, m] = torch.exp(jt[b, k, m] - top[:, None, :]) / total[:, None, :]
+    return out
+
+
+@kernel(backward="auto")
+def products(jt: Any, weight: Any) -> Any:
+    out = jt.with_values(torch.empty(jt.total_elements, weight.size(2), dtype=jt.dtype, device=jt.device))
+    for b, k, n in hl.tile([jt.num_rows, jt.max_length, weight.size(2)]):
+        total = hl.zeros([b, k, n])
+        for m in hl.tile(jt.size(2)):
+            total = torch.baddbmm(total, jt[b, k, m], weight[b, m, n])
+        out[b, k, n] = total
+    return out
+
+
+def test_gradients_derived_from_kernels() -> None:
+    compare(softmax_rows, lambda _, x: x.softmax(0), [drawn(sum(LENGTHS), WIDTH)])
+    weight = drawn(len(LENGTHS), WIDTH, 24, seed=1)
+    compare(products, lambda k, x, w: x @ w[k], [drawn(sum(LENGTHS), WIDTH)], [weight])
+
+
 def test_a_transformer_layer() -> None:
     torch.manual_seed(0)
     theirs = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, dropout=0.0).to(DEVICE)

@@ -579,7 +579,9 @@ class _TritonPrinter:
     def _condition(self, g: Less, lanes: Lanes) -> str:
         """A condition; of one on plain lanes, the lanes are compared in 32 bits, with one number or with one of each row."""
         rest = g.right - g.left
-        mine = [(term, factor) for term, factor in terms_of(rest) if isinstance(term, Symbol) and term in self.counted]
+        # What is a lane of one block may be a loop around another.
+        counted = (isinstance(t, Symbol) and t in self.counted and bool(self.lanes_in(t)) for t, _ in terms_of(rest))
+        mine = [each for each, is_lane in zip(terms_of(rest), counted, strict=True) if is_lane]
         here: Expr = sum((term * -factor for term, factor in mine), const(0))
         limit = rest + here
         if not mine or limit.symbols & here.symbols or sum(abs(f) * self._most(term) for term, f in mine) >= HALF:
