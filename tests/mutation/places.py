@@ -594,6 +594,31 @@ RUNTIME = [
         ("if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):", "if status.st_mode & stat.S_IWOTH:"),
         ("path.mkdir(mode=0o700, exist_ok=True)", "path.mkdir(exist_ok=True)"),
         ("    except (Timeout, OSError):\n        yield False", "    except (Timeout, OSError):\n        yield True"),
+        ('if manifest["entry"] != name:', "if not manifest:"),
+        ("sorted({name[:2] for name in names})", "()", ("tests/runtime/test_cache_together.py", "-k", "start_together")),
+    ),
+    *_of(
+        "serrate/tuner/archive.py",
+        ("tests/tuner/test_archive.py",),
+        ("path.stat().st_mtime >= written and not replace", "not replace"),
+        ("path.stat().st_mtime >= written and not replace", "path.stat().st_mtime >= written"),
+        ("if sorted(names) != sorted(listed):", "if not names:"),
+        (
+            "if not _RECORD.fullmatch(name) or name !=",
+            "if not _RECORD.fullmatch(name) and name ==",
+        ),
+    ),
+    *_of(
+        "serrate/analysis/inspection/lanes.py",
+        ("tests/analysis/inspection/test_lanes.py",),
+        ("at - (ends - extent)[owners]", "at"),
+        ("self.existing += int((run & self._holds(", "self.existing += int((run | self._holds("),
+    ),
+    *_of(
+        "serrate/report/collect.py",
+        ("tests/report/test_report.py",),
+        ("for strategy in STRATEGIES if current in STRATEGIES else (current,):", "for strategy in STRATEGIES:"),
+        ('if tuning.source == "nearest":', 'if tuning.source != "nearest":'),
     ),
     *_of(
         "serrate/runtime/indices.py",

@@ -110,6 +110,20 @@ def test_loops_that_end_with_their_rows_waste_nothing() -> None:
     assert sum(LENGTHS) * 3 <= found.visited <= sum(LENGTHS) * 3 + 4 * 3 * len(LENGTHS)
 
 
+@pytest.mark.parametrize("length", [0, 5, 9])
+def test_rows_of_a_smaller_result_are_not_visited(length: int) -> None:
+    @serrate.kernel
+    def doubled(x: Any, out: Any) -> None:
+        for b in hl.grid(x.size(0)):
+            for k in hl.tile(x.size(1)):
+                out[b, k] = x[b, k] * 2
+
+    (facts,) = doubled.on("cpp").facts(torch.ones(9, 32), torch.empty(length, 32))
+    program, arrays, numbers = lowered(facts, "maskless")
+    found = count_lanes(program, arrays, numbers, in_order=True)
+    assert found.existing == found.visited == length * 32
+
+
 def test_samples_are_about_right(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [int(n) for n in torch.randint(0, 200, (400,), generator=torch.Generator().manual_seed(1))]
     program, arrays, numbers = lowered(sums(rows(lengths)), "maskless")
