@@ -139,7 +139,7 @@ def _of_numbers(rows: RowStatistics) -> dict[str, int]:
     if rows.position_bytes > NUMBER_BYTES:
         return {"short_tile": max(1 << mean.bit_length(), LEAST_TILE)} if mean < SHORT_TILE else {}
     if rows.total <= FEW * rows.count:
-        return {"tile": 1024, "chunk": 8192, "uncut": 256, "warps": 4, "stages": 1, "rows": 32}
+        return {"tile": 1024, "chunk": 8192, "uncut": 256, "warps": 4, "stages": 1, "rows": 64}
     return {"tile": 1024, "chunk": 8192, "uncut": 16384, "warps": 4, "stages": 1}
 
 

@@ -42,8 +42,8 @@ LINE = 512
 UNCUT = 2
 """Pieces of the longest row that a GPU leaves whole: a worker finishes it before all others are done."""
 
-GROUP_WARPS = 1
-"""Warps of a program for a group of short rows: within one warp, no step waits for others."""
+GROUP_WARPS = 4
+"""Warps of a program for a group of short rows: a thread holds few numbers, so that many programs wait for memory at once."""
 
 
 def persistent_dynamic(
