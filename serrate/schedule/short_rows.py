@@ -88,9 +88,6 @@ def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain]
         finished = ByLength(row, 0, most, (finished,), ())
     elif not _leaves_long_rows(short, row, most):
         raise ScheduleError("rows are not processed one by one, and long ones are not left out")
-    kept = {t for t in short.writes if t.role is not Role.OUTPUT}
-    if any(kept & {t.memory for t in phase.reads} for phase in others.values()):
-        raise ScheduleError("a worker keeps what it computes of short rows, and another phase reads it")
     before, after = ([others[phase.name] for phase in part] for part in (whole.phases[:at], whole.phases[at + 1 :]))
     return pieces.with_phases((*before, Phase(f"{short.name}_short", _around(rows, finished)), *long, *after))
 

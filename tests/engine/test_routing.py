@@ -234,6 +234,18 @@ def test_index_add(dtype: torch.dtype, backend: str) -> None:
         same(program(x, keys), torch.zeros(5, 3, dtype=dtype).index_add(0, keys, x), str(listed))
 
 
+def test_sums_of_short_rows_are_stored_for_what_reads_them() -> None:
+    """The sums are cut to those that exist by a phase that does not run over rows."""
+    program = record(lambda f: ops.index_add(f.input((None, 3), FLOAT), f.input((None,), LONG), 5)).compile(
+        "triton", "persistent_dynamic"
+    )
+    x, keys = torch.randn(8, 3, dtype=FLOAT), torch.tensor([3, 1, 3, 1, 3, 0, 3, 4])
+    same(program(x, keys), torch.zeros(5, 3, dtype=FLOAT).index_add(0, keys, x), "short rows")
+    kernels = program.source(x, keys).split("@triton.jit(do_not")[1:]
+    assert len(kernels) > 2
+    assert all("tl.store" in kernel for kernel in kernels)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_topk_and_the_routing_it_decides(backend: str) -> None:
     """A gate chooses two experts for each token; every choice is routed, and what comes back is weighted and summed."""

@@ -486,6 +486,26 @@ GPU_CALLS = [
         ("            self._options = options\n", "            pass\n"),
     ),
     *_of(
+        "serrate/schedule/short_rows.py",
+        ("tests/engine/test_routing.py", "-k", "sums_of_short_rows"),
+        ("rows[-1].body, finishes=alone)", "rows[-1].body)"),
+    ),
+    *_of(
+        "serrate/lower/passes/name_indices.py",
+        ("tests/engine/test_expert_layers.py", "-k", "indices"),
+        ("yield e, (*guard, *guarded.get(expr, ())), certain", "yield e, guard, certain"),
+    ),
+    *_of(
+        "serrate/ir/ragged_transforms.py",
+        ("tests/engine/test_decoding.py", "-k", "one_length"),
+        ("if one is None else one[0] * one[1].host_bound", "if one is None else one[1].host_bound"),
+    ),
+    *_of(
+        "serrate/schedule/prepare.py",
+        ("tests/engine/test_expert_layers.py", "-k", "launches or kept_for_gradients"),
+        ('found |= recorder.attempt("align", made.name, own.name, at.name)', "pass"),
+    ),
+    *_of(
         "serrate/schedule/sizes.py",
         ("tests/language/test_triton.py", "-k", "matrix_units"),
         ("alone = axis.position in facts.batches and target.least_matmul > 1", "alone = False"),
