@@ -189,8 +189,10 @@ class TritonExecutable:
 
         def first_run(tensors: Sequence[InMemory]) -> None:
             run(tensors)
-            prepare_all(self._launches, [*tensors, *arrays], symbols)
-            self._is_prepared = True
+            # The caller keeps this function for later calls.
+            if not self._is_prepared:
+                prepare_all(self._launches, [*tensors, *arrays], symbols)
+                self._is_prepared = True
 
         return first_run
 

@@ -132,6 +132,19 @@ def test_new_offsets_go_to_the_compiled_kernels(functions: dict[str, Function]) 
             assert len(now) > 2 and set(now) == {(1, 0)}
 
 
+@pytest.mark.usefixtures("functions")
+def test_kernels_without_work_are_compiled_with_the_first_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[int] = []
+    monkeypatch.setattr(runtime, "prepare_all", lambda launches, memory, symbols: prepared.append(len(launches)))
+    run, values, offsets = program(ops.softmax), torch.zeros(60, 4), torch.tensor([0, 40, 60])
+    for _ in range(4):
+        run(values, offsets)
+    # Those of the program, and those that derive its arrays.
+    assert len(prepared) == 2
+    run(values[:5], torch.tensor([0, 3, 5]))
+    assert len(prepared) == 2
+
+
 def test_programs_over_the_same_rows_share_what_they_derive(functions: dict[str, Function]) -> None:
     first, second, values, offsets = program(ops.softmax), program(ops.sum), torch.zeros(43, 4), torch.tensor([0, 40, 43])
     first(values, offsets)
