@@ -165,7 +165,9 @@ def choice(name: str, lengths: str, it: Case, rounds: int) -> Choice:
         # The same plan may stand among them under another name.
         mine = tuning.chosen if tuning.chosen in able else _alike(tuning.chosen, failed, able)
         final = times(list(dict.fromkeys((best, mine, space.usual))), rounds)
-    strategies = {s: min(found) for s in STRATEGIES if (found := [t for c, t in all_of_them.items() if c.strategy == s])}
+        # By the plan: a candidate that cuts rows only if that is possible may leave them whole.
+        by_plan = [(laboratory.plan(c).strategy, t) for c, t in all_of_them.items()]
+    strategies = {s: min(found) for s in STRATEGIES if (found := [t for own, t in by_plan if own == s])}
     return Choice(
         name,
         lengths,

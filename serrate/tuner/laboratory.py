@@ -142,6 +142,10 @@ class ProgramLaboratory:
     def now(self) -> float:
         return time.perf_counter()
 
+    def plan(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate that was built."""
+        return self._ready[candidate].plan
+
     def build(self, candidates: Sequence[Candidate], seconds: float = float("inf")) -> dict[Candidate, str]:
         failed: dict[Candidate, str] = {}
         end = self.now() + seconds

@@ -77,6 +77,15 @@ def test_calls_are_shown_beyond_their_kernel(tmp_path: Path) -> None:
     assert lines["new lengths: jit"]["microseconds"] > 0
 
 
+@pytest.mark.slow
+def test_the_tuner_is_shown_with_its_regret_and_its_cost(tmp_path: Path) -> None:
+    shown = run("tuner", "--quick", "--rounds", "2", "--only", "jagged_sum", "--lengths", "giant", "--out", str(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    assert "regret" in shown.output and "tuning, s" in shown.output and "geometric mean" in shown.output
+    (line,) = json.loads((tmp_path / "tuner.json").read_text())["lines"]
+    assert line["candidates"] >= 3 and line["fastest_ms"] > 0 and line["tuning_s"] > 0
+
+
 def test_kernels_are_shown_beside_their_bar_and_with_what_calls_cost(tmp_path: Path) -> None:
     chosen = ("--only", "jagged_sum", "--only", "grouped_gemm", "--lengths", "exponential")
     shown = run("kernels", "--quick", "--rounds", "1", *chosen, "--out", str(tmp_path))
