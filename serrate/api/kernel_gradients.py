@@ -178,7 +178,7 @@ class DerivedGradients:
     def __init__(self, function: Callable[..., Any], kernel: Callable[[], CompiledKernel]) -> None:
         self.name, self._function, self._kernel = function.__name__, function, kernel
         self._hosts: dict[CompiledKernel, Callable[..., Any]] = {}
-        self._loops: dict[LoopStage, _Loop] = {}
+        self._loops: dict[LoopStage, _RecordedLoop] = {}
 
     def are_wanted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether the gradient of an argument is recorded."""
@@ -200,7 +200,7 @@ class DerivedGradients:
             return
         stage, items = site.asked(plain)
         if stage not in self._loops:
-            self._loops[stage] = _Loop(self.name, stage, self._lifted(stage))
+            self._loops[stage] = _RecordedLoop(self.name, stage, self._lifted(stage))
         self._loops[stage](site, plain, items, flattened(given))
 
     def _lifted(self, stage: LoopStage) -> LiftedLoop:
@@ -224,7 +224,7 @@ def _detached(value: Any) -> Any:
     return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
 
 
-class _Loop:
+class _RecordedLoop:
     """A device loop and its gradient."""
 
     def __init__(self, name: str, stage: LoopStage, lifted: LiftedLoop) -> None:
@@ -277,7 +277,7 @@ class _Loop:
 class _LoopCall:
     """One launch: what runs it, its inputs, which of them are recorded, and which results; how much of each is stored."""
 
-    loop: _Loop
+    loop: _RecordedLoop
     run: Callable[[], None]
     inputs: list[torch.Tensor]
     read: list[int]

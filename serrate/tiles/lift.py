@@ -113,8 +113,8 @@ COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """Reductions that a block may be the result of, with the function that combines two results."""
 
 
-class Rows(NamedTuple):
-    """Rows by their boundaries, and the axis that counts them."""
+class CountedRows(NamedTuple):
+    """CountedRows by their boundaries, and the axis that counts them."""
 
     boundaries: Array
     component: Symbol
@@ -156,7 +156,7 @@ class _Lifting:
         self.views: dict[object, TensorView] = {}
         self.sizes: dict[Expr, Expr] = {}
         self.domains: dict[Symbol, IterDomain] = {}
-        self.rows: dict[Symbol, Rows] = {}
+        self.rows: dict[Symbol, CountedRows] = {}
 
     def refuse(self, reason: str, line: Line = None) -> NotLifted:
         return NotLifted(reason, line if line is not None else self.line)
@@ -210,7 +210,7 @@ class _Lifting:
     def _find_rows(self, body: tuple[Statement, ...]) -> None:
         """Finds the axes that run over rows: those whose positions count only where a row is that long, in every statement
         that stores or reduces them."""
-        found: dict[Symbol, list[Rows]] = {}
+        found: dict[Symbol, list[CountedRows]] = {}
         for node in statements(body):
             if not isinstance(node, Write | Reduce | Dot):
                 continue
@@ -222,17 +222,17 @@ class _Lifting:
                 found[lane.symbol] = [rows for rows in before if rows in here]
         self.rows = {axis: rows[0] for axis, rows in found.items() if rows}
 
-    def _row_test(self, test: Less, axis: Symbol) -> Rows | None:
+    def _row_test(self, test: Less, axis: Symbol) -> CountedRows | None:
         """The rows of `axis < boundaries[b + 1] - boundaries[b]`."""
         if test.left is not axis:
             return None
         for array in test.right.arrays:
             for component in self.axes:
                 if array in self.counts and test.right is array[component + 1] - array[component]:
-                    return Rows(array, component)
+                    return CountedRows(array, component)
         return None
 
-    def nested(self, values: TensorView, rows: Rows) -> TensorView:
+    def nested(self, values: TensorView, rows: CountedRows) -> TensorView:
         key = (values.tensor, rows.boundaries)
         if key not in self.views:
             boundaries, count = self.array(rows.boundaries), self.counts[rows.boundaries]
@@ -263,7 +263,7 @@ class _Lifting:
         self.domains[symbol] = IterDomain(end, name=self.fusion.fresh("d"))
         return self.domains[symbol]
 
-    def _rows_of(self, rows: Rows) -> RaggedIterDomain:
+    def _rows_of(self, rows: CountedRows) -> RaggedIterDomain:
         """The rows with these boundaries, of whatever is stored in them."""
         first = next((view for key, view in self.views.items() if isinstance(key, tuple) and key[1] == rows.boundaries), None)
         if first is None:
@@ -278,7 +278,7 @@ class _Lifting:
             first = self.nested(stored, rows)
         return first.ragged
 
-    def _has_rows(self, tensor: Tensor, rows: Rows) -> bool:
+    def _has_rows(self, tensor: Tensor, rows: CountedRows) -> bool:
         """Whether a tensor is read or written at these rows."""
         (phase,) = self.program.phases
         for node in statements(phase.body):
@@ -422,7 +422,7 @@ class _Lifting:
         finally:
             self.line = before
 
-    def _rows_at(self, index: Sequence[Expr], guard: Guard) -> tuple[Symbol, Rows] | None:
+    def _rows_at(self, index: Sequence[Expr], guard: Guard) -> tuple[Symbol, CountedRows] | None:
         """The axis and the rows of an index `boundaries[b] + axis`, which exists where the row is that long."""
         if not index or not any(array in self.counts for array in index[0].arrays):
             return None
@@ -433,7 +433,7 @@ class _Lifting:
                     return axis, rows
         raise self.refuse("an index is computed in the kernel, and is not a position of a row of a ragged tensor")
 
-    def _component(self, rows: Rows) -> IterDomain:
+    def _component(self, rows: CountedRows) -> IterDomain:
         """The domain that counts these rows."""
         axis = self.axes[rows.component]
         self._require(axis, axis.end, self.counts[rows.boundaries])
