@@ -114,7 +114,7 @@ COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 class CountedRows(NamedTuple):
-    """CountedRows by their boundaries, and the axis that counts them."""
+    """Rows by their boundaries, and the axis that counts them."""
 
     boundaries: Array
     component: Symbol
