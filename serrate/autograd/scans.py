@@ -112,6 +112,7 @@ def _moved(statement: Library, g: TensorView, dim: int) -> TensorView:
 
 LIBRARY: dict[str, LibraryRule | None] = {
     "group_by": None,
+    "group_first": None,
     "invert": None,
     "topk": partial(_chosen, 1),
     "sort": partial(_chosen, 0),

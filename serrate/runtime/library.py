@@ -38,6 +38,15 @@ def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.searchsorted(ordered, bounds), permutation
 
 
+def group_first(keys: Tensor, positions: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As `group_by`, for the first `positions` keys; those in the rest of the buffer mean nothing, and come after all groups.
+
+    >>> group_first(torch.tensor([2, 0, 2, 1]), torch.tensor([3]), 3)
+    (tensor([0, 1, 1, 3]), tensor([1, 0, 2, 3]))
+    """
+    return group_by(torch.where(torch.arange(len(keys), device=keys.device) < positions, keys, count), count)
+
+
 def invert(permutation: Tensor) -> tuple[Tensor]:
     """The inverse permutation; -1 at positions that the argument, if it is not a permutation, does not reach.
 
@@ -110,7 +119,7 @@ def sort_lines(x: Tensor, along: Tensor, positions: Tensor, *rest: Any) -> tuple
 
 
 FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    f.__name__: f for f in (group_by, invert, topk, sort, sort_rows, sort_lines)
+    f.__name__: f for f in (group_by, group_first, invert, topk, sort, sort_rows, sort_lines)
 }
 
 

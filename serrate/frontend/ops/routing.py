@@ -13,11 +13,12 @@ from serrate.frontend.ops.common import require_equal
 from serrate.frontend.ops.elementwise import cast, ge, logical_and, lt, where
 from serrate.frontend.ops.movement import index, slice
 from serrate.frontend.ops.reductions import sum as sum_of
-from serrate.frontend.ops.sorting import library
+from serrate.frontend.ops.sorting import library, positions_of
 from serrate.frontend.ops.structure import as_nested
 from serrate.frontend.shapes import shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr
+from serrate.ir.storage import storage_of
 from serrate.ir.view import Size, TensorView
 
 
@@ -40,7 +41,11 @@ def group_by(keys: TensorView, count: int | Expr) -> tuple[TensorView, TensorVie
     fusion = keys.fusion
     offsets = fusion.tensor(torch.int64, (IterDomain(count + 1, name=fusion.fresh("d")),))
     permutation = fusion.tensor(torch.int64, keys.domains)
-    found = library("group_by", [offsets, permutation], [cast(keys, torch.int64)], count)
+    keys = cast(keys, torch.int64)
+    if all(d.host_bound is d.extent_expr for d in storage_of(keys.domains)):
+        found = library("group_by", [offsets, permutation], [keys], count)
+    else:
+        found = library("group_first", [offsets, permutation], [keys, positions_of(keys, keys.domains)], count)
     return found[0], found[1]
 
 

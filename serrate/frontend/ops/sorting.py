@@ -72,7 +72,7 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
         _check_stored(axis, f"sort: dim {dim} of {shown(x)} counts rows that do not come after it; permute the dims")
         along, *others = (pulled(fusion, torch.int64, axis, position(d)) for d in (domain, *(d for d in axis if d is not domain)))
         before = len(storage_of(x.domains[:first]))
-        return ValuesIndices(*library("sort_lines", found, [x, along, _positions(x, axis), *others], before, int(descending)))
+        return ValuesIndices(*library("sort_lines", found, [x, along, positions_of(x, axis), *others], before, int(descending)))
     if not isinstance(domain, RaggedIterDomain):
         # In memory order: dims that index the same rows are one there.
         place = len(storage_of(x.domains[:dim]))
@@ -85,10 +85,10 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     before = len(storage_of(x.domains[:first]))
     axis = x.domains[first : dim + 1]
     within = pulled(fusion, torch.int64, axis, position(domain))
-    return ValuesIndices(*library("sort_rows", found, [x, within, _positions(x, axis)], before, int(descending)))
+    return ValuesIndices(*library("sort_rows", found, [x, within, positions_of(x, axis)], before, int(descending)))
 
 
-def _positions(x: TensorView, axis: Sequence[IterDomain]) -> TensorView:
+def positions_of(x: TensorView, axis: Sequence[IterDomain]) -> TensorView:
     """The number of positions of some dims; their buffer may be larger, if only the device knows that number."""
     sizes = [extent(d) for d in storage_of(axis)]
     size = functools.reduce(lambda a, b: call("mul", a, b, dtype=torch.int64), sizes)
