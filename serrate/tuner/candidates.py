@@ -138,7 +138,7 @@ class Space:
         """The candidate with one thing changed."""
         found: list[Candidate] = []
         options, given = dict(candidate.options), dict(candidate.lanes)
-        table = (ON_GPU if self.target.many_workers else ON_CPU)[candidate.strategy]
+        table = (ON_GPU if self.target.many_workers else ON_CPU).get(candidate.strategy, {})
         for name, values in table.items():
             if self.of_kernel and name not in OF_KERNELS:
                 continue

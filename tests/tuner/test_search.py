@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tuner.candidates import Candidate, Space, TileGroup
@@ -201,3 +202,9 @@ def test_what_is_good_for_similar_calls_is_tried_next() -> None:
 def test_tiles_of_one_extent_change_together_and_stay_within_it() -> None:
     changed = {variant.lanes for variant in OF_KERNEL.variants(Candidate("maskless"))}
     assert changed == {(("k", 16), ("k2", 16)), (("k", 256), ("k2", 256)), (("m", 2),), (("m", 16),)}
+
+
+def test_a_new_strategy_is_tried_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, "zigzag", STRATEGIES["maskless"])
+    laboratory = FakeLaboratory({Candidate("zigzag"): 0.5e-3})
+    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == Candidate("zigzag")
