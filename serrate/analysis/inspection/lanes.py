@@ -150,20 +150,20 @@ class _Counter:
         if not isinstance(node, Reduce) or node.operator != "max" or not isinstance(node.value, Number):
             return
         try:
-            value = torch.as_tensor(self._evaluate(node.value.expr, scope, node.lanes))
+            value = torch.as_tensor(self._evaluate(node.value.expr, scope, node.lanes), device="cpu")
         except _NotKnownHere:
             return
         shape = [scope.count, *(lane.size for lane in node.lanes)]
         least = torch.iinfo(torch.int64).min
         found = torch.where(self._holds(node.guard, scope, node.lanes), value, least).expand(shape).reshape(scope.count, -1)
-        scope.numbers[name] = torch.maximum(found.amax(1), torch.as_tensor(before))
+        scope.numbers[name] = torch.maximum(found.amax(1), torch.as_tensor(before, device="cpu"))
 
     def _loop(self, node: For, scope: _PositionScope) -> None:
         try:
-            extent = torch.as_tensor(self._evaluate(node.extent, scope, ())).expand(scope.count).clamp(min=0)
+            extent = torch.as_tensor(self._evaluate(node.extent, scope, ()), device="cpu").expand(scope.count).clamp(min=0)
         except _NotKnownHere:
             self.exact = False
-            extent = torch.ones(scope.count, dtype=torch.int64)
+            extent = torch.ones(scope.count, dtype=torch.int64, device="cpu")
         ends = extent.cumsum(0)
         total = int(ends[-1]) if scope.count else 0
         if not total:
@@ -200,9 +200,9 @@ class _Counter:
     def _sampled(self, count: int, most: int) -> torch.Tensor:
         """All places below a count, or as many as there may be."""
         if count <= most:
-            return torch.arange(count)
+            return torch.arange(count, device="cpu")
         self.exact = False
-        return torch.randint(count, (most,), generator=self.random).sort().values
+        return torch.randint(count, (most,), generator=self.random, device="cpu").sort().values
 
     def _mentioned(self, guard: Guard, scope: _PositionScope) -> set[Symbol]:
         found: set[Symbol] = set()
@@ -227,14 +227,14 @@ class _Counter:
 
     def _holds(self, guard: Guard, scope: _PositionScope, lanes: Lanes) -> torch.Tensor:
         """Where conditions hold: positions, then lanes."""
-        holds = torch.ones([1] * (1 + len(lanes)), dtype=torch.bool)
+        holds = torch.ones([1] * (1 + len(lanes)), dtype=torch.bool, device="cpu")
         for condition in guard:
             try:
                 left, right = (self._evaluate(e, scope, lanes) for e in (condition.left, condition.right))
             except _NotKnownHere:
                 self.exact = False
                 continue
-            holds = holds & torch.as_tensor(left < right)
+            holds = holds & torch.as_tensor(left < right, device="cpu")
         return holds
 
     def _evaluate(self, expr: Expr, scope: _PositionScope, lanes: Lanes) -> Any:
@@ -242,7 +242,7 @@ class _Counter:
             data = self.arrays.get(array)
             if data is None:
                 raise _NotKnownHere(array.name)
-            place = torch.as_tensor(index)
+            place = torch.as_tensor(index, device="cpu")
             return data[place.clamp(0, len(data) - 1)] if len(data) else torch.zeros_like(place)
 
         def search(array: Array, count: Any, position: Any, first: Any) -> Any:
@@ -250,7 +250,7 @@ class _Counter:
             if data is None or isinstance(first, torch.Tensor) or isinstance(count, torch.Tensor):
                 raise _NotKnownHere(array.name)
             rows = data[first + 1 : first + count + 1].contiguous()
-            found = torch.searchsorted(rows, torch.as_tensor(position).contiguous(), right=True)
+            found = torch.searchsorted(rows, torch.as_tensor(position, device="cpu").contiguous(), right=True)
             return found.clamp(max=max(count - 1, 0))
 
         return expr.evaluate(Environment(_PositionSymbols(self, scope, lanes), element, search))
@@ -267,7 +267,9 @@ class _PositionSymbols(dict[Symbol, Any]):
         rank = len(self.lanes)
         at = next((k for k, lane in enumerate(self.lanes) if lane.symbol is symbol), None)
         if at is not None:
-            found: Any = torch.arange(self.lanes[at].size).reshape([1, *(-1 if k == at else 1 for k in range(rank))])
+            found: Any = torch.arange(self.lanes[at].size, device="cpu").reshape(
+                [1, *(-1 if k == at else 1 for k in range(rank))]
+            )
         elif symbol in self.scope.laned:
             found = self.counter._evaluate(self.scope.laned[symbol].expr, self.scope, self.lanes)
         elif symbol in self.scope.symbols or symbol.name in self.scope.numbers:
