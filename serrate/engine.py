@@ -11,7 +11,7 @@ import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -63,7 +63,7 @@ from serrate.tuner.buckets import bucket_of
 from serrate.tuner.candidates import Candidate, Space, space_of
 from serrate.tuner.identity import compiler_identity, device_identity
 from serrate.tuner.laboratory import Arena, OutputArena, ProgramLaboratory
-from serrate.tuner.policy import Policy, is_paused, paused, tuning
+from serrate.tuner.policy import Policy, is_paused, paused, retuning
 from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.tuner import ProgramTuner, text_digest
 
@@ -176,8 +176,8 @@ class CompiledStage(ABC):
         """The plan that a candidate stands for."""
 
     @abstractmethod
-    def fixed(self) -> tuple[str, ...]:
-        """What the user has fixed besides the program: part of the key of what is remembered about it."""
+    def fixed(self) -> Mapping[str, int]:
+        """Tile sizes by axis that the user has fixed besides the program: part of the key of what is remembered about it."""
 
     def header(self, chosen: Plan) -> str:
         """The first line of the generated source."""
@@ -224,7 +224,8 @@ class CompiledStage(ABC):
         if found is None:
             tensors = (*self.naive.inputs, *self.naive.outputs)
             key = ProgramKey(
-                text_digest(self.naive, *self.fixed()),
+                # Notes name lines of the source: a kernel that moves within its file keeps its records.
+                text_digest(replace(self.naive, notes=()), *sorted(self.fixed().items())),
                 tuple(f"{str(t.dtype).removeprefix('torch.')}[{len(t.storage)}]" for t in tensors),
                 backend,
                 device_identity(device, at[2]),
@@ -440,8 +441,8 @@ class FusionStage(CompiledStage):
             by_hand(self.naive, hand, target) if hand else plan(self.naive, chosen.strategy, target, None, **dict(chosen.options))
         )
 
-    def fixed(self) -> tuple[str, ...]:
-        return ()
+    def fixed(self) -> Mapping[str, int]:
+        return {}
 
     def is_exact(self, tensor: Tensor) -> bool:
         return tensor.name in self.owner.result_names
@@ -859,7 +860,7 @@ class Compiled:
 
     def tune(self, *args: Any, effort: str | None = None) -> list[Tuning]:
         """Measures plans for these arguments, also if they were measured before; returns what was found."""
-        with tuning(effort, again=True):
+        with retuning(effort):
             self(*args)
         return self.tunings(*args)
 

@@ -43,7 +43,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.torch_private import has_tangent, in_dual_level
-from serrate.tuner.policy import EAGER, USUAL, Policy, tuning
+from serrate.tuner.policy import EAGER, USUAL, Policy, retuning
 from serrate.tuner.record import Tuning
 
 if TYPE_CHECKING:
@@ -302,8 +302,10 @@ class Jitted:
             # While tracing, more may have been found outside than was known before.
             key = given if not state.used else _and_outside(given, leaves[-len(state.used) :], [])
             binding = state.bindings.get(key)
-            if binding is None:
-                binding = program.bind(leaves, tensors)
+        if binding is None:
+            # Not under the lock: binding may measure plans, and other threads build their programs meanwhile.
+            binding = program.bind(leaves, tensors)
+            with making:
                 remember(state.bindings, key, binding)
         return binding, [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves]
 
@@ -415,7 +417,7 @@ class Jitted:
 
     def tune(self, *args: Any, effort: str | None = None, **kwargs: Any) -> list[Tuning]:
         """Measures plans on a call with these arguments, also if they were measured before; returns what was found."""
-        with tuning(effort, again=True):
+        with retuning(effort):
             self(*args, **kwargs)
         return self.tunings(*args, **kwargs)
 

@@ -26,7 +26,7 @@ from serrate.schedule.target import CPU
 from serrate.settings import EFFORTS
 from serrate.tiles.host import CompiledKernel
 from serrate.tiles.stage import Options, Variant
-from serrate.tuner.policy import USUAL, Policy, tuning
+from serrate.tuner.policy import USUAL, Policy, retuning
 from serrate.tuner.record import Tuning
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Kernel:
 
     def tune(self, *args: Any, effort: str | None = None, **kwargs: Any) -> list[Tuning]:
         """Measures plans on a call with these arguments, also if they were measured before; returns what was found."""
-        with tuning(effort, again=True):
+        with retuning(effort):
             self(*args, **kwargs)
         return self.tunings(*args, **kwargs)
 

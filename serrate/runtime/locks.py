@@ -19,15 +19,30 @@ class Lock:
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
+        self._owner, self._depth = 0, 0
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        self._owner = threading.get_ident()
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = 0
         self._lock.release()
+
+    def is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._owner == threading.get_ident()
 
 
 making = Lock()
 """Held while a program is traced and built, so that concurrent calls build it once. One lock serves all programs, because traced
 functions may call each other in any order. It is also held while Python code is compiled, which Python 3.11 cannot do in two
-threads (AST constructor recursion depth mismatch). Calls that find their program do not take it."""
+threads (AST constructor recursion depth mismatch). Calls that find their program do not take it. Nothing is measured by a thread
+that holds it: others would wait for the whole search."""
+
+searching = Lock()
+"""Held while plans are measured, so that two searches of one process do not disturb each other's times. The order of locks is
+`searching`, the lock file of a record, `making`."""

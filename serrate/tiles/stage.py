@@ -7,7 +7,7 @@ given, builds the program through the engine, and binds it to arguments.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -178,8 +178,8 @@ class LoopStage(CompiledStage):
         log.debug("%s: one row has most of the work, and stays whole: %s", self.name, why)
         return plan(self.naive, "maskless", target, lanes)
 
-    def fixed(self) -> tuple[str, ...]:
-        return tuple(self._options.lanes)
+    def fixed(self) -> Mapping[str, int]:
+        return self._options.lanes
 
     def _build(self, call: BoundCall, backend: str, chosen: Plan) -> BuiltProgram:
         built = super()._build(call, backend, chosen)

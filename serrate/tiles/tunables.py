@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from serrate.errors import SerrateError
 from serrate.frontend.kernel.tunables import Fragment
 from serrate.frontend.leaves import Leaf, leaves_of, mapped
 from serrate.runtime.bind import known_variation
@@ -29,7 +28,7 @@ from serrate.tuner.identity import compiler_identity, device_identity
 from serrate.tuner.laboratory import agrees
 from serrate.tuner.policy import Policy, paused
 from serrate.tuner.record import ProgramKey, Tuning
-from serrate.tuner.search import SPENT
+from serrate.tuner.search import SPENT, reason_of
 from serrate.tuner.tuner import ProgramTuner, text_digest
 
 Values = Mapping[str, Any]
@@ -158,9 +157,11 @@ class HostLaboratory:
                 continue
             args, kwargs = self._copied(*self._given)
             try:
-                result = self._run(candidate, args, kwargs)
-            except SerrateError as error:
-                failed[candidate] = str(error)
+                with _own_draws(args, kwargs):
+                    result = self._run(candidate, args, kwargs)
+            except Exception as error:
+                # The user's code may refuse a value; if it refuses the defaults, the call itself raises the same.
+                failed[candidate] = reason_of(error)
                 continue
             changed = [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves_of([result, *args], kwargs)]
             if self._wanted is None:
@@ -174,16 +175,24 @@ class HostLaboratory:
         seconds = float("inf")
         for _ in range(repeats):
             args, kwargs = self._copied(*self._given)
-            _wait(args)
-            start = time.perf_counter()
-            self._run(candidate, args, kwargs)
-            _wait(args)
-            seconds = min(seconds, time.perf_counter() - start)
+            with _own_draws(args, kwargs):
+                _wait(args)
+                start = time.perf_counter()
+                self._run(candidate, args, kwargs)
+                _wait(args)
+                seconds = min(seconds, time.perf_counter() - start)
         return seconds
 
 
 def _clone(leaf: Leaf) -> Leaf:
     return leaf.with_values(leaf.values.detach().clone()) if isinstance(leaf, JaggedTensor) else leaf.detach().clone()
+
+
+def _own_draws(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Within this context, random draws leave torch's generators as they were: every run draws the same numbers, and the program
+    draws the same ones later whether or not anything was measured."""
+    devices = {leaf.device for leaf in leaves_of(args, kwargs) if leaf.device.type == "cuda"}
+    return torch.random.fork_rng(sorted({d.index for d in devices}))
 
 
 def _wait(args: Sequence[Any]) -> None:

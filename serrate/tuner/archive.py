@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 LARGEST = 1 << 28
 """The most bytes of one file of an archive."""
 _RECORD = re.compile(rf"{FOLDER}/[0-9a-f]{{32}}/[0-9a-f]{{16}}\.json")
-_PROGRAM = re.compile(rf"{cache_folder.PROGRAMS}/[0-9a-f]{{32}}/[\w.]+")
+_PROGRAM = re.compile(rf"{cache_folder.PROGRAMS}/[0-9a-f]{{32}}/program\.(cpp|so|py)")
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,14 @@ def _is_for_here(record: Tuning) -> bool:
 def _put(path: Path, data: bytes, written: float) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix="writing-")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.utime(temporary, (written, written))
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.utime(temporary, (written, written))
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _put_program(home: Path, digest: str, files: dict[str, bytes]) -> bool:

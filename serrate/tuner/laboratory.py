@@ -16,14 +16,13 @@ from typing import Protocol
 
 import torch
 
-from serrate.errors import CompilerError, SerrateError
 from serrate.runtime import memory
 from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import CppExecutable, load_together
 from serrate.runtime.memory import InMemory
 from serrate.schedule.plan import Plan
 from serrate.tuner.candidates import Candidate
-from serrate.tuner.search import SPENT, Unfit
+from serrate.tuner.search import SPENT, Unfit, reason_of
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """How much results may differ between plans, relative to the largest: more than rounding, less than a mistake."""
@@ -155,8 +154,9 @@ class ProgramLaboratory:
                 continue
             try:
                 ready = self._prepare(candidate)
-            except SerrateError as error:
-                failed[candidate] = str(error)
+            except Exception as error:
+                # Even a fault of the compiler: the call can do without this candidate, or raises the same.
+                failed[candidate] = reason_of(error)
                 continue
             same = self._plans.setdefault(_bare(ready.plan), candidate)
             if same != candidate:
@@ -186,7 +186,7 @@ class ProgramLaboratory:
             found = [_sampled(t) for t in self._arena.written()]
         except Exception as error:
             # Triton compiles now, and may find that a plan needs more registers or shared memory than there are.
-            raise Unfit(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise Unfit(reason_of(error)) from error
         spent = time.perf_counter() - start
         if self._wanted is None:
             self._wanted = [t.clone() for t in found]
@@ -222,9 +222,9 @@ def _compiled(executables: dict[Candidate, CppExecutable], seconds: float) -> di
     def compiled(group: Sequence[Candidate]) -> dict[Candidate, str]:
         try:
             load_together([executables[c] for c in group])
-        except CompilerError as error:
+        except Exception as error:
             if len(group) == 1:
-                return {group[0]: str(error).splitlines()[0]}
+                return {group[0]: reason_of(error).splitlines()[0]}
             return {c: why for each in group for c, why in compiled([each]).items()}
         return {}
 
@@ -268,7 +268,7 @@ def agrees(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     >>> agrees(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001])), agrees(torch.tensor([1.0]), torch.tensor([1.1]))
     (True, False)
     """
-    if not wanted.is_floating_point() or not wanted.numel():
+    if found.shape != wanted.shape or not wanted.is_floating_point() or not wanted.numel():
         return bool(torch.equal(found, wanted))
     tolerance = TOLERANCE.get(wanted.dtype, 5e-2)
     found, wanted = found.double(), wanted.double()

@@ -42,7 +42,7 @@ class Policy:
         if _paused.get():
             return None
         asked, current = _asked.get(), settings.current()
-        if asked is not None and self.tune != "never" and self.effort != "none":
+        if asked is not None and (asked.insists or (self.tune != "never" and self.effort != "none")):
             return "first_call", EFFORTS[asked.effort or _some(self.effort or current.effort)]
         tune, effort = self.tune or current.tune, self.effort or current.effort
         return None if self.eager or tune == "never" or effort == "none" else (tune, EFFORTS[effort])
@@ -61,6 +61,8 @@ class Asked:
 
     effort: str | None
     again: bool
+    insists: bool
+    """Whether functions that say `tune="never"` are measured too."""
     done: set[object] = field(default_factory=set)
     """What was measured again."""
 
@@ -81,6 +83,8 @@ class tuning:
     ...     total = jt.sum(dim=1)
     """
 
+    _insists = False
+
     def __init__(self, effort: str | None = None, *, again: bool = False) -> None:
         if effort is not None and effort not in EFFORTS:
             raise CallError(f"tuning(effort={effort!r}): {choices(str(effort), tuple(EFFORTS))}")
@@ -88,12 +92,29 @@ class tuning:
         self._tokens: list[Token[Asked | None]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_asked.set(Asked(self._effort, self._again)))
+        self._tokens.append(_asked.set(Asked(self._effort, self._again, self._insists)))
         # Bindings that were made outside are not looked for inside.
         settings.replan()
 
     def __exit__(self, *_: object) -> None:
         _asked.reset(self._tokens.pop())
+
+
+class retuning(tuning):
+    """What `f.tune(...)` runs in: everything is measured again, also what says `tune="never"`. Raises where nothing may be."""
+
+    _insists = True
+
+    def __init__(self, effort: str | None = None) -> None:
+        super().__init__(effort, again=True)
+
+    def __enter__(self) -> None:
+        if not may_measure():
+            raise CallError(
+                "tune() runs programs and waits for them, which is not possible here: leave serrate.no_sync(), "
+                "serrate.batch_invariant(), torch's sync debug mode and the recording of CUDA graphs first"
+            )
+        super().__enter__()
 
 
 def measured_again(what: object) -> bool:
@@ -118,9 +139,10 @@ def paused() -> Iterator[None]:
 is_paused = _paused.get
 
 
-def may_measure(device: torch.device) -> bool:
-    """Whether programs may run and be waited for now: not while a CUDA graph records, in `no_sync()`, or in torch's sync debug
-    mode. Under `batch_invariant()` one plan serves all rows, and there is nothing to choose."""
+def may_measure(device: torch.device | None = None) -> bool:
+    """Whether programs may run (on this device) and be waited for now: not while a CUDA graph records, in `no_sync()`, or in
+    torch's sync debug mode. Under `batch_invariant()` one plan serves all rows, and there is nothing to choose."""
     if is_batch_invariant() or not may_wait():
         return False
-    return device.type != "cuda" or not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode())
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return not on_gpu or not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode())

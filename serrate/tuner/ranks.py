@@ -34,15 +34,15 @@ def _names(key: ProgramKey, bucket: Bucket) -> tuple[str, str]:
     return f"serrate/{key.digest}/{file_name(bucket)}", f"serrate/{key.digest}"
 
 
-def publish(tuning: Tuning) -> None:
-    """Rank 0 tells the others."""
+def publish(tuning: Tuning) -> bool:
+    """Rank 0 tells the others; returns whether there was anyone to tell."""
     group = _group()
-    if group is None or group.get_rank() != 0:
-        return
-    store = default_store()
-    if store is not None:
-        for name in _names(tuning.key, tuning.bucket):
-            store.set(name, packed(tuning))
+    store = None if group is None or group.get_rank() != 0 else default_store()
+    if store is None:
+        return False
+    for name in _names(tuning.key, tuning.bucket):
+        store.set(name, packed(tuning))
+    return True
 
 
 def received(key: ProgramKey, bucket: Bucket, patience: float) -> Tuning | None:
@@ -54,7 +54,10 @@ def received(key: ProgramKey, bucket: Bucket, patience: float) -> Tuning | None:
     own, last = _names(key, bucket)
     name = own if store.check([own]) else last
     try:
-        store.wait([name], timedelta(seconds=patience))
+        if name is last and not store.check([last]):
+            if not patience:
+                return None
+            store.wait([last], timedelta(seconds=patience))
         return unpacked(store.get(name), source="rank 0")
     except (RuntimeError, ValueError):
         # torch raises a RuntimeError when it has waited long enough.

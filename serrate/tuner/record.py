@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -25,12 +24,15 @@ from filelock import FileLock, Timeout
 from serrate import settings
 from serrate.errors import CacheError, CacheWarning
 from serrate.runtime import cache_folder
+from serrate.runtime.locks import Lock
 from serrate.tuner.buckets import Bucket, bucket_from
 from serrate.tuner.candidates import Candidate, candidate_of
 from serrate.tuner.search import Tried
 
 FOLDER = "tuned"
 """The subfolder of the cache folder with one folder per program."""
+SIMILAR = 5
+"""By how many doublings the sizes of two calls may differ, on average, if one is to run with the plan of the other."""
 FORMAT = 1
 """Part of every key: records of another format are not read."""
 
@@ -147,6 +149,7 @@ class Shelf:
         self.folder = folder / FOLDER / key.digest
         self.gone = False
         self.known: dict[Bucket, Tuning] = {}
+        """Replaced and never changed: threads that tune in the background add to it."""
         self._reported: set[Path] = set()
         self.load()
 
@@ -159,6 +162,7 @@ class Shelf:
         except CacheError as error:
             self._report(self.folder, str(error))
             return
+        read: dict[Bucket, Tuning] = {}
         for path in sorted(self.folder.glob("*.json")):
             try:
                 found = unpacked(path.read_bytes())
@@ -168,7 +172,9 @@ class Shelf:
             if found.key != self.key or path.name != file_name(found.bucket):
                 self._report(path, "it belongs to another program, device or compiler")
             else:
-                self.known.setdefault(found.bucket, found)
+                read[found.bucket] = found
+        with _guard:
+            self.known = read | self.known
 
     def _report(self, path: Path, why: str) -> None:
         if path not in self._reported:
@@ -176,14 +182,20 @@ class Shelf:
             warnings.warn(f"{path} is not used ({why}); the program is measured again", CacheWarning, stacklevel=2)
 
     def nearest(self, bucket: Bucket) -> Tuning | None:
-        """The record of the bucket that is most like this one."""
-        near = [(bucket.distance(other), k) for k, other in enumerate(self.known)]
+        """The record of the bucket that is most like this one, unless even that is too different to say anything about it."""
+        known = list(self.known.values())
+        near = [(bucket.distance(each.bucket), k) for k, each in enumerate(known)]
         distance, at = min(near, default=(float("inf"), 0))
-        return list(self.known.values())[at] if distance < float("inf") else None
+        return known[at] if distance <= SIMILAR * max(len(bucket.sizes), 1) else None
+
+    def keep(self, tuning: Tuning) -> None:
+        """Keeps a record in memory."""
+        with _guard:
+            self.known = {**self.known, tuning.bucket: tuning}
 
     def put(self, tuning: Tuning) -> None:
         """Keeps a record, on disk too if the folder can be written."""
-        self.known[tuning.bucket] = tuning
+        self.keep(tuning)
         try:
             self._make_folder()
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix="writing-")
@@ -213,8 +225,8 @@ class Shelf:
         except Timeout:
             yield False
             return
-        except (OSError, CacheError):
-            yield True  # no folder, no other process to wait for
+        except (OSError, CacheError, NotImplementedError):
+            yield True  # no folder, or no locks in it: no other process to wait for
             return
         try:
             self.load()
@@ -224,16 +236,7 @@ class Shelf:
 
 
 _shelves: dict[tuple[ProgramKey, Path], Shelf] = {}
-_guard = threading.Lock()
-
-
-def _after_fork() -> None:
-    # The thread that held the lock does not exist in the child.
-    global _guard
-    _guard = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_guard = Lock()
 
 
 def shelf(key: ProgramKey) -> Shelf:
@@ -248,7 +251,7 @@ def shelf(key: ProgramKey) -> Shelf:
 
 def is_current(found: Shelf) -> bool:
     """Whether a shelf is still the one for its program: the cache folder is the same, and nothing was forgotten."""
-    return not found.gone and found.place is settings.current().cache_dir
+    return not found.gone and found.place == settings.current().cache_dir
 
 
 def forget() -> None:

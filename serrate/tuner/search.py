@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from serrate.errors import SerrateError
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tuner.candidates import Candidate, Space
 
@@ -32,6 +33,11 @@ SPENT = "not tried: the time budget was spent"
 
 class Unfit(Exception):
     """Raised by a candidate's first run: why it is not to be chosen."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why a candidate cannot run: the message of an error that is meant to be read, and the first line of any other."""
+    return str(error) if isinstance(error, SerrateError) else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class Laboratory(Protocol):

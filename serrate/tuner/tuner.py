@@ -12,7 +12,10 @@ With `tune="background"`, 3. serves until a thread has done 2.
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,14 +24,14 @@ import torch
 
 from serrate import logs, settings
 from serrate.errors import CacheWarning
-from serrate.runtime.locks import making
+from serrate.runtime.locks import making, searching
 from serrate.runtime.progress import progress
 from serrate.tuner import ranks
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.candidates import Space
 from serrate.tuner.policy import Policy, may_measure, measured_again
 from serrate.tuner.record import ProgramKey, Shelf, Tuning, is_current, shelf
-from serrate.tuner.search import Effort, Laboratory
+from serrate.tuner.search import Effort, Laboratory, reason_of
 
 log = logs.logger("tune")
 
@@ -43,7 +46,11 @@ class ProgramTuner:
         self.name, self.key, self.device, self.policy = name, key, device, policy
         self._shares = shares
         """How many programs share one budget: the stages of a function."""
-        self._pending: set[Bucket] = set()
+        self._pending: set[tuple[int, Bucket]] = set()
+        """What threads measure, with the process they run in: a forked child has none of them."""
+        self._published: set[Bucket] = set()
+        self._has_waited = False
+        """Whether this rank has waited for rank 0's first choice."""
         self._shelf: Shelf | None = None
 
     @property
@@ -62,6 +69,7 @@ class ProgramTuner:
         """The record for a call; without a laboratory, nothing is measured."""
         known = self.shelf.known.get(bucket)
         if known is not None and not measured_again((self.key, bucket)):
+            self._publish(known)
             return known
         near = self.shelf.nearest(bucket)
         how = None if laboratory is None or not may_measure(self.device) else self.policy.now()
@@ -73,8 +81,13 @@ class ProgramTuner:
         if when == "background":
             self._start(bucket, space, laboratory, effort, near)
             return self._unmeasured(bucket, space, near)
-        with making:
-            return self._measured(bucket, space, laboratory, effort, near, before=known)
+        if making.is_mine():  # a traced function calls an operator: others would wait for this search
+            return self._unmeasured(bucket, space, near)
+        return self._measured(bucket, space, laboratory, effort, near, before=known)
+
+    def _publish(self, tuning: Tuning) -> None:
+        if tuning.bucket not in self._published and ranks.publish(tuning):
+            self._published.add(tuning.bucket)
 
     def _unmeasured(self, bucket: Bucket, space: Space, near: Tuning | None) -> Tuning:
         if near is not None:
@@ -93,22 +106,27 @@ class ProgramTuner:
         """Measures a bucket, unless another process has done so meanwhile; `before` is a record that is to be replaced."""
         budget = effort.budget(self.device.type) / self._shares
         shelf = self.shelf
-        with shelf.measuring(bucket, patience=2 * budget + 2) as mine:
+        with searching, shelf.measuring(bucket, patience=2 * budget + 2) as mine:
             known = shelf.known.get(bucket)
             if known is not None and known is not before:
                 return known
             if not mine:
-                log.warning("%s: another process has been measuring it for %.0f s; it is not waited for", self.name, 2 * budget)
+                log.warning("%s: others have been measuring it for %.0f s; they are not waited for", self.name, 2 * budget)
                 return self._unmeasured(bucket, space, near)
-            made = laboratory(False)
-            start = made.now()
+            start = time.perf_counter()
             first = near.chosen if near is not None else None
-            with progress(f"tuning {self.name}") as report:
-                found = effort.searcher.search(space, made, start + budget, bucket.hints, first, report)
-            spent = made.now() - start
+            try:
+                with progress(f"tuning {self.name}") as report:
+                    made = laboratory(False)
+                    found = effort.searcher.search(space, made, made.now() + budget, bucket.hints, first, report)
+            except Exception as error:
+                # Copies of the arguments may not fit in memory, for instance; the call itself needs no measurement.
+                log.warning("%s could not be measured: %s", self.name, reason_of(error), exc_info=log.isEnabledFor(logging.DEBUG))
+                return self._unmeasured(bucket, space, near)
+            spent = time.perf_counter() - start
             tuning = Tuning(self.name, self.key, bucket, found.chosen, found.tried, spent, effort.name, "measured")
             shelf.put(tuning)
-        ranks.publish(tuning)
+        self._publish(tuning)
         log.info("%s: %s, measured in %.2f s", self.name, found.chosen, spent)
         for each in found.tried:
             log.debug("  %s: %s %s", each.candidate, "" if each.seconds is None else f"{1e3 * each.seconds:.3f} ms", each.reason)
@@ -116,17 +134,21 @@ class ProgramTuner:
 
     def _of_rank_zero(self, bucket: Bucket, space: Space, near: Tuning | None, effort: Effort) -> Tuning:
         """What rank 0 has chosen for this bucket, or else for another."""
-        tuning = ranks.received(self.key, bucket, patience=effort.budget(self.device.type))
+        patience = 0.0 if self._has_waited else effort.budget(self.device.type)
+        tuning = ranks.received(self.key, bucket, patience)
+        self._has_waited = True
         if tuning is None:
             return self._unmeasured(bucket, space, near)
-        self.shelf.known[bucket] = tuning = replace(tuning, bucket=bucket)
+        tuning = replace(tuning, bucket=bucket)
+        self.shelf.keep(tuning)
         return tuning
 
     def _start(self, bucket: Bucket, space: Space, laboratory: Laboratories, effort: Effort, near: Tuning | None) -> None:
         """Measures a bucket in a thread of its own, on a copy of the arguments."""
-        if bucket in self._pending:
+        pending = (os.getpid(), bucket)
+        if pending in self._pending:
             return
-        self._pending.add(bucket)
+        self._pending.add(pending)
         made = laboratory(True)
         used = space.usual if near is None else near.chosen
 
@@ -139,7 +161,7 @@ class ProgramTuner:
                 # A thread has nobody to raise to, and the calls go on with the plan they have.
                 warnings.warn(f"{self.name} could not be tuned in the background: {error}", CacheWarning, stacklevel=1)
             finally:
-                self._pending.discard(bucket)
+                self._pending.discard(pending)
 
         threading.Thread(target=measure, name=f"tuning {self.name}", daemon=True).start()
 

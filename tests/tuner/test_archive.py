@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import hashlib
 import json
 import os
 import zipfile
@@ -127,6 +128,19 @@ def test_a_damaged_archive_changes_nothing(tmp_path: Path, damage: object) -> No
     with pytest.raises(CacheError, match=r"plans.zip"):
         import_archive(there, archive)
     assert not there.exists() and not list(tmp_path.glob("**/escaped.json"))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "manifest.json", "in-use.lock", "program.so.1"])
+def test_files_that_no_program_has_are_refused(private_cache: Path, tmp_path: Path, name: str) -> None:
+    archive, content = tmp_path / "forged.zip", b"x"
+    where = f"programs/{'a' * 32}/{name}"
+    listed = {where: {"sha256": hashlib.sha256(content).hexdigest(), "written": 0.0}}
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("manifest.json", json.dumps({"format": 1, "files": listed}))
+        made.writestr(where, content)
+    with pytest.raises(CacheError, match="forged"):
+        import_archive(tmp_path / "cache", archive, programs=True)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_what_is_not_an_archive_is_refused(tmp_path: Path) -> None:

@@ -88,6 +88,41 @@ def test_block_sizes_may_be_tunables(tuned: None) -> None:
     assert set(USED) == {4, 8, 16}
 
 
+def test_random_draws_do_not_depend_on_what_was_measured(tuned: None) -> None:
+    @serrate.kernel
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        hl.register_tunable("n", (1, 2, 3))
+        noise = torch.rand(x.size(0))
+        out = torch.empty_like(x)
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t] + noise[t]
+        return out
+
+    x = torch.zeros(20)
+    torch.manual_seed(0)
+    found = [noisy(x), noisy(x), torch.rand(3)]
+    torch.manual_seed(0)
+    for each in found:
+        assert torch.equal(each, torch.rand(len(each)))
+
+
+def test_values_that_the_kernel_refuses_are_not_chosen(tuned: None) -> None:
+    @serrate.kernel
+    def parts(x: torch.Tensor) -> torch.Tensor:
+        n = hl.register_tunable("n", (1, 2, 5))
+        if n == 2:
+            raise ZeroDivisionError("not two")
+        out = torch.zeros(n, x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[0, t] = x[t] * 2
+        return out
+
+    for _ in range(3):
+        assert parts(torch.ones(4)).shape == (1, 4)
+    reasons = [each.reason for each in parts.tunings(torch.ones(4))[0].tried]
+    assert any("not two" in why for why in reasons) and any("differ" in why for why in reasons)
+
+
 def test_without_tuning_the_default_is_used() -> None:
     USED.clear()
     kernel, x = serrate.kernel(doubled, tune="never"), torch.arange(10.0)

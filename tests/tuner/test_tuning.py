@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,9 @@ from serrate import JaggedTensor, engine, ir, ops, settings
 from serrate.errors import CallError, SettingError
 from serrate.runtime.launch import CppExecutable
 from serrate.schedule.plan import ORDERS, Plan
+from serrate.schedule.target import Target
 from serrate.tuner import laboratory, record
+from serrate.tuner.buckets import Bucket
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import CopyArena, ProgramLaboratory, agrees
 from serrate.tuner.record import Shelf, Tuning
@@ -355,7 +358,7 @@ class Ranks:
     """Stands in for torch.distributed and its store."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.held = rank, dict[str, bytes]()
+        self.rank, self.held, self.waits = rank, dict[str, bytes](), 0
 
     def get_rank(self) -> int:
         return self.rank
@@ -370,6 +373,7 @@ class Ranks:
         return all(name in self.held for name in names)
 
     def wait(self, names: list[str], timeout: object) -> None:
+        self.waits += 1
         if not self.check(names):
             raise RuntimeError("waited long enough")
 
@@ -400,6 +404,138 @@ def test_without_a_choice_of_rank_zero_the_others_run_the_usual_plan(measured: M
     call = serrate.jit(doubled_sums)
     torch.testing.assert_close(call(rows()), 2 * by_loop(rows()))
     assert call.plan(rows()).strategy == "maskless" and measured.searches == 0
+    for length in range(1, 200, 17):  # rank 0 may never run this program: it is waited for once
+        call(rows((length, 3)))
+    assert group.waits == 1
+
+
+def test_what_rank_zero_finds_on_its_disk_reaches_the_others(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    serrate.jit(doubled_sums)(rows())
+    record.forget()
+    group = Ranks(0)
+    monkeypatch.setattr("serrate.tuner.ranks._group", lambda: group)
+    monkeypatch.setattr("serrate.tuner.ranks.default_store", lambda: group)
+    serrate.jit(doubled_sums)(rows())
+    assert measured.searches == 1 and group.held
+
+
+# --- what must not reach the call ---------------------------------------------------------------------------------------
+
+
+def test_a_fault_in_a_candidate_that_the_call_does_not_need(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = engine.FusionStage.planned
+
+    def faulty(self: engine.FusionStage, chosen: Candidate, target: Target) -> Plan:
+        if chosen.strategy == "masked":
+            raise KeyError("a fault of the compiler")
+        return planned(self, chosen, target)
+
+    monkeypatch.setattr(engine.FusionStage, "planned", faulty)
+    call = serrate.jit(doubled_sums)
+    torch.testing.assert_close(call(rows()), 2 * by_loop(rows()))
+    reasons = {each.candidate.strategy: each.reason for each in call.tunings(rows())[0].tried}
+    assert "a fault of the compiler" in reasons["masked"]
+
+
+def test_copies_that_do_not_fit_in_memory(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("no memory for a copy")
+
+    monkeypatch.setattr("serrate.tiles.stage.CopyArena", full)
+    x = torch.arange(50.0)
+    serrate.kernel(scaled)(x, 3.0)
+    assert x.tolist() == [3.0 * k for k in range(50)]
+
+
+def test_a_search_holds_up_no_other_thread(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    searching, others_ran = threading.Event(), threading.Event()
+    laboratory = measured.laboratory
+
+    def waiting(*args: object) -> ProgramLaboratory:
+        searching.set()
+        assert others_ran.wait(20)
+        return laboratory(*args)
+
+    monkeypatch.setattr(engine, "ProgramLaboratory", waiting)
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(serrate.jit(doubled_sums)(rows())))
+    thread.start()
+    assert searching.wait(20)
+    # Another program is traced, built and run while the first one is measured.
+    torch.testing.assert_close(serrate.jit(lambda jt: jt.sum(dim=1), tune="never")(rows()), by_loop(rows()))
+    others_ran.set()
+    thread.join(20)
+    torch.testing.assert_close(found[0], 2 * by_loop(rows()))
+
+
+def test_records_can_be_added_while_they_are_looked_through(tmp_path: Path) -> None:
+    key = record.ProgramKey("text", (), "cpp", "device", "compiler")
+    shelf, stop = Shelf(key, tmp_path), threading.Event()
+
+    def add() -> None:
+        for k in range(3000):
+            shelf.keep(Tuning("p", key, Bucket((k,), None, None), Candidate("masked")))
+        stop.set()
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    while not stop.is_set():
+        shelf.nearest(Bucket((3,), None, None))
+    thread.join()
+    assert len(shelf.known) == 3000
+
+
+def test_very_different_calls_do_not_share_a_plan(measured: Measured) -> None:
+    serrate.jit(doubled_sums)(rows())
+    large = serrate.jit(doubled_sums, tune="never")
+    (found,) = large.tunings(rows((70,) * 5000))
+    assert (found.source, found.chosen.strategy) == ("usual", "maskless")
+
+
+@pytest.mark.parametrize("options", [{"tune": "never"}, {"effort": "none"}])
+def test_who_asks_to_measure_is_obeyed(options: dict[str, str], measured: Measured) -> None:
+    call = serrate.jit(doubled_sums, **options)
+    assert call(rows()) is not None and measured.searches == 0
+    (found,) = call.tune(rows())
+    assert found.source == "measured" and measured.searches == 1
+    with serrate.no_sync(), pytest.raises(CallError, match="no_sync"):
+        call.tune(rows())
+
+
+def test_the_tiles_that_a_user_fixes_are_part_of_the_key(measured: Measured) -> None:
+    keys = set()
+    for size in (2, 4, 4):
+        kernel = serrate.kernel(row_sums, config=serrate.Config(lanes={"k": size}))
+        kernel(rows())
+        keys.add(kernel.tunings(rows())[0].key.digest)
+    assert len(keys) == 2
+
+
+def test_a_kernel_that_moves_within_its_file_keeps_its_records(measured: Measured, tmp_path: Path) -> None:
+    keys = set()
+    for lines in (0, 3):
+        path = tmp_path / f"moved{lines}.py"
+        path.write_text("import torch\nimport serrate.language as hl\n" + "\n" * lines + KERNEL)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        kernel = serrate.kernel(module.sums)
+        kernel(torch.ones(3, 5))
+        keys.add(kernel.tunings(torch.ones(3, 5))[0].key.digest)
+    assert len(keys) == 1
+
+
+KERNEL = """
+def sums(x):
+    out = torch.empty(x.size(0))
+    for b in hl.tile(x.size(0)):
+        total = hl.zeros([b])
+        for k in hl.tile(x.size(1)):
+            total = total + x[b, k].sum(1)
+        out[b] = total
+    return out
+"""
 
 
 # --- measuring itself ----------------------------------------------------------------------------------------------------

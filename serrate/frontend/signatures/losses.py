@@ -190,9 +190,12 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> TensorView:
-    """`var` has the shape of `input`, or one value for all features: a last dim of 1, or none. Its sign is not checked."""
+    """`var` has the shape of `input`, or one value for all features: a last dim of 1, or none. The signs of a tensor are not
+    checked."""
     x, t = _exact(input), _exact(target)
     if not isinstance(var, TensorView):
+        if var < 0:
+            raise CallError(f"gaussian_nll_loss: var must not be negative, got {var}")
         spread: Operand = max(var, eps)
         logarithm: Operand = math.log(max(var, eps))
     else:
@@ -238,7 +241,7 @@ def multi_margin_loss(
     if p not in (1, 2):
         raise CallError(f"multi_margin_loss: p must be 1 or 2, got {p}")
     x = _exact(input)
-    _require_classes("multi_margin_loss", input, target, -100)
+    _require_classes("multi_margin_loss", input, target, None)
     own = ops.gather(x, -1, ops.unsqueeze(target, -1))
     gaps = ops.clamp(ops.add(ops.sub(x, own), margin), 0.0)
     # The class itself has the margin as its gap, and does not count.
@@ -303,8 +306,13 @@ def triplet_margin_loss(
     """Features are the last dim."""
     _refuse_deprecated("triplet_margin_loss", size_average, reduce)
 
+    if p <= 0:
+        raise CallError(f"triplet_margin_loss: p must be positive, got {p}")
+
     def distance(x: TensorView, y: TensorView) -> TensorView:
         far = ops.abs(ops.add(ops.sub(_exact(x), _exact(y)), eps))
+        if p == math.inf:
+            return ops.amax(far, -1)
         return ops.sqrt(ops.sum(ops.square(far), -1)) if p == 2 else ops.pow(ops.sum(ops.pow(far, p), -1), 1.0 / p)
 
     cost = _triplet(distance, anchor, positive, negative, margin, swap)
@@ -331,6 +339,8 @@ def triplet_margin_with_distance_loss(
 def _triplet(
     distance: Distance, anchor: TensorView, positive: TensorView, negative: TensorView, margin: float, swap: bool
 ) -> TensorView:
+    if margin <= 0:
+        raise CallError(f"the margin of triplets must be positive, got {margin}")
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
         far = ops.minimum(far, distance(positive, negative))
@@ -372,10 +382,10 @@ def cross_entropy(
     return cost
 
 
-def _require_classes(name: str, input: TensorView, target: TensorView, ignore_index: int) -> None:
-    """Classes are checked like indices; `ignore_index` is allowed."""
+def _require_classes(name: str, input: TensorView, target: TensorView, ignore_index: int | None) -> None:
+    """Classes are checked like indices; `ignore_index` is allowed, if there is one."""
     if input.domains[-1].is_ragged:
-        inside = ops.where(ops.eq(target, ignore_index), 0, target)
+        inside = target if ignore_index is None else ops.where(ops.eq(target, ignore_index), 0, target)
         require_inside(f"{name}: target", input, -1, ops.unsqueeze(inside, -1))
     else:
         require_inside(f"{name}: target", input, -1, target, ignored=ignore_index)
