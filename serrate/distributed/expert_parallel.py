@@ -115,9 +115,9 @@ class MoEOverRanks(MoE):
         everyone = own + (all_reduce(own.detach(), self.group) - own.detach())
         experts = self.num_experts
         sums, z_sum, total, load = torch.split(everyone, [experts, 1, 1, experts])
-        choices = total.detach() * self.top_k
-        balance = (sums / total.detach() * load.detach()).sum() * experts / choices.squeeze()
-        return balance.to(z.dtype), (z_sum / total.detach()).squeeze().to(z.dtype), load.detach().round().long()
+        count = total.detach().clamp(min=1)  # without tokens, both losses are 0
+        balance = (sums / count * load.detach()).sum() * experts / (count * self.top_k).squeeze()
+        return balance.to(z.dtype), (z_sum / count).squeeze().to(z.dtype), load.detach().round().long()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, experts {self.owned} over {len(self.owned)} ranks"

@@ -84,9 +84,10 @@ def _mixed(
     output = combine(ops.as_flattened(apply_experts(rows, gate, up, down, activation)), to.order, to.weights, top_k)
 
     load = to.offsets[1:] - to.offsets[:-1]
-    choices = to.logits.shape[0] * top_k
-    balance = (to.chances.mean(0) * load).sum() * experts / choices
-    z_loss = torch.logsumexp(to.logits, -1).square().mean()
+    choices = to.offsets[-1].clamp(min=1)  # without tokens, both losses are 0
+    count = choices / top_k
+    balance = (to.chances.sum(0) * load).sum() * experts / (count * choices)
+    z_loss = torch.logsumexp(to.logits, -1).square().sum() / count
     return MoEOutput(x.with_values(output) if ragged else output, balance, z_loss, load)
 
 

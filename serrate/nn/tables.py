@@ -25,8 +25,9 @@ class EmbeddingBag(nn.EmbeddingBag):
 
     `fused_optimizer` is "sgd" or "rowwise_adagrad" (Adagrad with one sum of squares for each row): `backward()` then updates the
     rows that were looked up, with `lr`, and the table has no `.grad`. Every row is updated once, by the sum of its gradients in a
-    fixed order, so the bits of the table are the same in every run. Each process updates its own table: with several processes,
-    use `sparse=True`.
+    fixed order, so the bits of the table are the same in every run. `requires_grad_(False)` freezes the table. Gradients are
+    applied as they arrive: loss scaling and clipping do not reach them, and each process updates its own table. With a
+    `GradScaler`, with clipping or with several processes, use `sparse=True`.
 
     >>> bag = EmbeddingBag(10, 2, mode="sum", fused_optimizer="sgd", lr=0.5)
     >>> before = bag.weight.clone()
@@ -47,24 +48,20 @@ class EmbeddingBag(nn.EmbeddingBag):
         if fused_optimizer not in (None, *_UPDATES):
             raise CallError(f"EmbeddingBag: fused_optimizer must be one of {', '.join(_UPDATES)}, got {fused_optimizer!r}")
         self.fused_optimizer, self.lr, self.eps = fused_optimizer, lr, eps
-        if fused_optimizer is not None:
-            if self.mode == "max" or self.sparse:
-                wrong = "mode='max'" if self.mode == "max" else "sparse=True"
-                raise CallError(
-                    f"EmbeddingBag: fused_optimizer does not work with {wrong}: use mode='sum' or 'mean', sparse=False"
-                )
-            self.weight.requires_grad_(False)
+        if fused_optimizer is not None and (self.mode == "max" or self.sparse):
+            wrong = "mode='max'" if self.mode == "max" else "sparse=True"
+            raise CallError(f"EmbeddingBag: fused_optimizer does not work with {wrong}: use mode='sum' or 'mean', sparse=False")
         if fused_optimizer == "rowwise_adagrad":
             self.register_buffer("sum_of_squares", torch.zeros(self.num_embeddings, device=self.weight.device))
 
     def forward(self, input: Ragged, offsets: Tensor | None = None, per_sample_weights: Ragged | None = None) -> Any:
-        if self.fused_optimizer is None or not torch.is_grad_enabled():
+        if self.fused_optimizer is None or not (torch.is_grad_enabled() and self.weight.requires_grad):
             return super().forward(input, offsets, per_sample_weights)
         self._check(input, per_sample_weights)
-        found = super().forward(input, offsets, per_sample_weights)
+        with torch.no_grad():
+            found = super().forward(input, offsets, per_sample_weights)
         lookup = Lookup(F.embedding_bag, input, self.weight, self.mode, per_sample_weights, self.padding_idx)
-        anchor = self.weight.new_empty(0).requires_grad_()  # records the call, though the table requires no gradient
-        return recorded(found, anchor, lookup, self._update)
+        return recorded(found, self.weight, lookup, self._update)
 
     def _check(self, input: Any, per_sample_weights: Any) -> None:
         """Raises for calls that a fused optimiser does not work with."""

@@ -311,6 +311,10 @@ class JaggedTensor(Casts):
     def grad(self, gradient: JaggedTensor | None) -> None:
         if gradient is not None and not isinstance(gradient, JaggedTensor):
             raise CallError(f"grad takes a JaggedTensor with the same rows, or None; got {type(gradient).__name__}")
+        if gradient is not None and gradient._structure is not self._structure:
+            gradient._require_rows_of(self, "the gradient")
+            if (self._structure.format, gradient._structure.format) != ("csr", "csr"):
+                raise StructureMismatch("x.grad must be stored like x: x.grad = x.with_values(...)")
         self._values.grad = None if gradient is None else gradient._values
 
     @property
@@ -354,9 +358,24 @@ class JaggedTensor(Casts):
         """`torch.Tensor.backward` of the values; needs the gradient of every element, with the same rows."""
         wanted = None if inputs is None else [inputs] if isinstance(inputs, JaggedTensor | Tensor) else list(inputs)
         plain = None if wanted is None else [x._values if isinstance(x, JaggedTensor) else x for x in wanted]
-        given = gradient._values if isinstance(gradient, JaggedTensor) else gradient
-        run: Callable[..., None] = self._values.backward
+        values, given = self.with_gradient(gradient)
+        run: Callable[..., None] = values.backward
         run(given, retain_graph, create_graph, inputs=plain)
+
+    def with_gradient(self, gradient: Any) -> tuple[Tensor, Any]:
+        """The values, and a given gradient for them. If that is ragged, it must have the same rows; both are packed if they are
+        stored differently or have gaps, which have no gradient."""
+        if not isinstance(gradient, JaggedTensor):
+            return self._values, gradient
+        if gradient._structure is not self._structure:
+            gradient._require_rows_of(self, "the gradient")
+        return self.contiguous()._values, gradient.contiguous()._values
+
+    def _require_rows_of(self, other: JaggedTensor, what: str) -> None:
+        if not self._structure.agrees(other._structure, f"{what} and its tensor"):
+            raise StructureMismatch(
+                f"{what} must have the rows of its tensor: {self._structure.difference_from(other._structure)}"
+            )
 
     def clone(self) -> Self:
         """Copies the values; shares the structure, which is immutable.

@@ -182,17 +182,10 @@ def _same_rows(what: str, jts: Sequence[JaggedTensor], skip: int | None) -> list
     wholes = [compact(jt.values, jt.structure, what) for jt in jts]
     for k, (_, structure) in enumerate(wholes):
         if not structure.same_rows(wholes[0][1], why=what):
-            raise StructureMismatch(f"{what}: tensor {k} must have the rows of tensor 0: {_apart(structure, wholes[0][1])}")
+            raise StructureMismatch(
+                f"{what}: tensor {k} must have the rows of tensor 0: {structure.difference_from(wholes[0][1])}"
+            )
     return wholes
-
-
-def _apart(mine: Structure, other: Structure) -> str:
-    """How two structures differ: in their innermost lengths, if these are readable and differ."""
-    ends = [each.rows[-1] for each in (mine, other)]
-    lengths = [rows.inner_lengths().tolist() if rows.readable() and rows.device.type == "cpu" else [] for rows in ends]
-    if lengths[0] != lengths[1] and all(len(each) <= 8 for each in lengths):
-        return f"its lengths are {lengths[0]}, not {lengths[1]}"
-    return f"it has {mine}, not {other}"
 
 
 def _check_other_axes(what: str, wholes: Sequence[_Whole], axis: int) -> None:

@@ -603,6 +603,18 @@ class Structure:
             return False
         return all(rows_agree(mine, theirs, what) for mine, theirs in zip(self._rows, other._rows, strict=True))
 
+    def difference_from(self, other: Structure) -> str:
+        """How this structure differs from another, for messages: in its innermost lengths, if these are on the host and differ.
+
+        >>> Structure.from_lengths(torch.tensor([3, 5])).difference_from(Structure.from_lengths(torch.tensor([5, 3])))
+        'its lengths are [3, 5], not [5, 3]'
+        """
+        ends = [each._rows[-1] for each in (self, other)]
+        lengths = [rows.inner_lengths().tolist() if rows.readable() and rows.device.type == "cpu" else [] for rows in ends]
+        if lengths[0] != lengths[1] and all(len(each) <= 8 for each in lengths):
+            return f"its lengths are {lengths[0]}, not {lengths[1]}"
+        return f"it has {self}, not {other}"
+
     def known_equal(self, other: Structure) -> bool:
         """Whether both are known to have equal rows without a host copy: by their contents on a CPU, elsewhere only if the same
         tensor objects describe them. The order of dims may differ.

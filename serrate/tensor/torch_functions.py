@@ -67,6 +67,18 @@ def _compared(what: str, close: Callable[..., Tensor]) -> Callable[..., bool]:
     return same
 
 
+def _with_gradients(results: Any, gradients: Any) -> tuple[Any, Any]:
+    """Tensors in place of ragged ones, for the results and their gradients that torch's autograd is given."""
+    if gradients is None:
+        return _values_of(results), None
+    every = [results] if isinstance(results, JaggedTensor | Tensor) else list(results)
+    given = [gradients] if isinstance(gradients, JaggedTensor | Tensor) else list(gradients)
+    if len(every) != len(given):
+        return _values_of(every), _values_of(given)  # torch says what is wrong
+    pairs = [x.with_gradient(g) if isinstance(x, JaggedTensor) else (x, g) for x, g in zip(every, given, strict=True)]
+    return [x for x, _ in pairs], [g for _, g in pairs]
+
+
 def _values_of(given: Any) -> Any:
     """Tensors in place of ragged ones, in a single argument of torch's autograd or in a sequence."""
     if isinstance(given, Sequence):
@@ -76,14 +88,16 @@ def _values_of(given: Any) -> Any:
 
 def _grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any) -> tuple[Any, ...]:
     wanted = [inputs] if isinstance(inputs, JaggedTensor | Tensor) else list(inputs)
-    found = torch.autograd.grad(_values_of(outputs), _values_of(wanted), _values_of(grad_outputs), **options)
+    results, gradients = _with_gradients(outputs, grad_outputs)
+    found = torch.autograd.grad(results, _values_of(wanted), gradients, **options)
     pairs = zip(found, wanted, strict=True)
     return tuple(g.with_values(x) if isinstance(g, JaggedTensor) and x is not None else x for x, g in pairs)
 
 
 def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
+    results, gradients = _with_gradients(tensors, grad_tensors)
     named = {name: _values_of(value) for name, value in options.items()}
-    torch.autograd.backward(_values_of(tensors), _values_of(grad_tensors), *args, **named)
+    torch.autograd.backward(results, gradients, *args, **named)
 
 
 install_operators(

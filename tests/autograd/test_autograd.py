@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from serrate import JaggedTensor, engine, ir, jit, ops
-from serrate.errors import CallError, GradientError
+from serrate.errors import CallError, GradientError, StructureMismatch
 
 pytestmark = pytest.mark.usefixtures("reference")
 
@@ -292,3 +293,40 @@ def test_running_products_with_zeros(place: int) -> None:
     (got,) = torch.autograd.grad((torch.cumprod(JaggedTensor.from_lengths(x, [4, 0]), 1).values * weights).sum(), x)
     (want,) = torch.autograd.grad((x.cumprod(0) * weights).sum(), x)
     torch.testing.assert_close(got, want)
+
+
+# --- gradients that the user passes --------------------------------------------------------------------------------------
+
+
+def _given(result: JaggedTensor, gradient: JaggedTensor, how: str, x: JaggedTensor) -> JaggedTensor:
+    if how == "method":
+        result.backward(gradient)
+    elif how == "backward":
+        torch.autograd.backward([result], [gradient])
+    else:
+        (found,) = torch.autograd.grad(result, x, grad_outputs=gradient)
+        assert isinstance(found, JaggedTensor)
+        return found
+    assert x.grad is not None
+    return x.grad
+
+
+@pytest.mark.parametrize("how", ["method", "backward", "grad"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_gradient_of_a_view_has_no_elements_in_its_gaps(how: str, packed: bool) -> None:
+    x = JaggedTensor.from_lengths(torch.randn(5), [3, 0, 2]).requires_grad_()
+    view = x[:, 1:]
+    gradient = JaggedTensor.from_lengths(torch.ones(3), [2, 0, 1]) if packed else torch.ones_like(view)
+    assert _given(view, gradient, how, x).tolist() == [[0, 1, 1], [], [0, 1]]
+
+
+@pytest.mark.parametrize("how", ["method", "backward", "grad"])
+def test_a_gradient_must_have_the_rows_of_its_result(how: str) -> None:
+    x = JaggedTensor.from_lengths(torch.randn(5), [3, 0, 2]).requires_grad_()
+    wrong = JaggedTensor.from_lengths(torch.ones(5), [1, 2, 2])
+    with pytest.raises(StructureMismatch, match=re.escape("[1, 2, 2], not [3, 0, 2]")):
+        _given(x * 3, wrong, how, x)
+    with pytest.raises(StructureMismatch):
+        x.grad = wrong
+    equal = JaggedTensor.from_lengths(torch.arange(5.0), [3, 0, 2])
+    assert _given(x * 3, equal, how, x).tolist() == [[0, 3, 6], [], [9, 12]]

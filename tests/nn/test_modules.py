@@ -225,6 +225,15 @@ def test_losses_and_loads_of_experts() -> None:
     torch.testing.assert_close(got, torch.autograd.grad(balance + z, module.router.weight))
 
 
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_losses_without_tokens_are_zero(lengths: list[int]) -> None:
+    module = ragged.MoE(6, 10, num_experts=4, top_k=2)
+    mixed = module(JaggedTensor.from_lengths(torch.zeros(0, 6), torch.tensor(lengths, dtype=torch.int64)))
+    assert mixed.load_balancing_loss == 0 and mixed.z_loss == 0 and mixed.load.tolist() == [0] * 4
+    (mixed.output.values.sum() + mixed.load_balancing_loss + mixed.z_loss).backward()
+    assert all(p.grad is None or not p.grad.any() for p in module.parameters())
+
+
 @pytest.mark.parametrize(
     ("module", "plain"),
     [

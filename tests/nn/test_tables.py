@@ -105,7 +105,22 @@ def test_fused_sgd(mode: str) -> None:
         step.step()
         step.zero_grad()
     torch.testing.assert_close(ours.weight, theirs.weight, check_stride=False)
-    assert ours.weight.grad is None and not ours.weight.requires_grad
+    assert ours.weight.grad is None and ours.weight.requires_grad
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_a_frozen_table_stays_as_it_is(optimizer: str) -> None:
+    table, head = ragged.EmbeddingBag(10, 4, mode="sum", fused_optimizer=optimizer, lr=0.1), nn.Linear(4, 1)
+    model = nn.Sequential(table, head)
+    model[0].requires_grad_(False)
+    before = table.weight.clone()
+    found = model(bags())
+    assert not table(bags()).requires_grad
+    found.sum().backward()
+    assert torch.equal(table.weight, before) and head.weight.grad is not None
+    model.requires_grad_(True)
+    model(bags()).sum().backward()
+    assert not torch.equal(table.weight, before)
 
 
 def test_fused_rowwise_adagrad() -> None:
