@@ -101,8 +101,8 @@ def shapes(program: TileProgram) -> list[Shape]:
 
 
 def warps_for(program: TileProgram, target: Target, *, small: bool = False) -> int:
-    """The number of warps: few for simple reductions, which only wait for memory; more for statistics of whole rows, whose blocks
-    all warps reduce together, and for the blocks of matrix products, to avoid spills. `small` blocks are half as large."""
+    """The number of warps: few for simple reductions, which only wait for memory; many for statistics over features, whose blocks
+    all warps reduce together; more for the blocks of matrix products, to avoid spills. `small` blocks are half as large."""
     found = shapes(program)
     reducing = [s for s in found if s.reduces_rows]
     blocks = [s for s in reducing if not _is_simple(s.leaf)]
@@ -111,9 +111,16 @@ def warps_for(program: TileProgram, target: Target, *, small: bool = False) -> i
         # Blocks of ragged products are small, and several programs share a multiprocessor.
         ragged = all(len(s.own_rows) > 1 and width(s, target) <= RAGGED_WIDTH for s in products)
         return target.warps if ragged else 2 * target.warps
-    if any(s.reduced & {d.uid for d in s.regular} for s in blocks):
-        return (4 if small else 2) * target.warps
+    if reduces_features(found):
+        return 4 * target.warps
     return max(target.warps // 2, 1) if small or (reducing and not blocks) else target.warps
+
+
+def reduces_features(shapes: Sequence[Shape]) -> bool:
+    """Whether rows have statistics over all of their features, such as the moments of a layer norm. A worker then takes whole
+    rows, not some columns of them, in half blocks and with many warps: threads hold few elements and few sums, and two workers
+    share a multiprocessor. (8192 elements in 8 warps took all registers of one.)"""
+    return any(s.reduces_rows and not _is_simple(s.leaf) and s.reduced & {d.uid for d in s.regular} for s in shapes)
 
 
 def stages_for(program: TileProgram, target: Target) -> int:

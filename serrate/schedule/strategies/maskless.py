@@ -14,6 +14,7 @@ from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
     PhaseBlocks,
     of_sixteen_bits,
+    reduces_features,
     schedule,
     schedule_product,
     shapes,
@@ -42,8 +43,9 @@ def maskless(
     prepare(recorder)
     small = False
     if short and target.factors_blocks and not program.axes:
-        small = of_sixteen_bits(shapes(program))
+        found = shapes(program)
         # Arithmetic on 16-bit elements takes as many registers as on 32-bit ones, and half the time to load them.
+        small = of_sixteen_bits(found) or reduces_features(found)
         target = replace(target, block=target.block // 2) if small else target
         if pivots:
             _about_pivots(recorder, target)

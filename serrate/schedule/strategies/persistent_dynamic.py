@@ -24,6 +24,7 @@ from serrate.schedule.strategies.common import (
     in_columns,
     lane_regular,
     loop_names,
+    reduces_features,
     schedule,
     schedule_product,
     shapes,
@@ -88,6 +89,8 @@ def _pieces(
     """A plan with pieces of all rows on the grid; with `apart`, only of rows of more than `uncut` positions."""
     recorder = Recorder(program)
     prepare(recorder)
+    if target.factors_blocks and reduces_features(shapes(recorder.program)):
+        target = replace(target, block=target.block // 2)
     whole, target = target, in_columns(target, shapes(recorder.program))
     across = max((width(s, target) for s in shapes(recorder.program)), default=1)
     # Workers that share the columns of a row take shorter pieces of it.
