@@ -117,13 +117,13 @@ def _through_view(read: Read) -> tuple[Tensor, Index, list[Value]]:
         return memory, *_in_memory(view, read.index)
     places = {d.uid: at for d, at in zip(view.logical, read.index, strict=True)}
     if view is memory or not _same_dims(view):
-        return view, tuple(None if d.extent == 1 else at for d, at in zip(view.logical, read.index, strict=True)), []
-    return memory, tuple(None if d.extent == 1 else places[d.uid] for d in memory.logical), []
+        return view, tuple(None if d.is_single else at for d, at in zip(view.logical, read.index, strict=True)), []
+    return memory, tuple(None if d.is_single else places[d.uid] for d in memory.logical), []
 
 
 def _same_dims(view: Tensor) -> bool:
     """Whether a view has the dims of its memory, in any order, except dims of extent 1."""
-    wide = [{d.uid for d in tensor.logical if d.extent != 1} for tensor in (view, view.memory)]
+    wide = [{d.uid for d in tensor.logical if not d.is_single} for tensor in (view, view.memory)]
     return wide[0] == wide[1]
 
 
@@ -146,7 +146,7 @@ def _in_memory(view: Tensor, index: Sequence[IterDomain | Place | None]) -> tupl
     for domain, stored in zip(view.memory.logical, view.storage, strict=True):
         expr = known.of(stored)
         same = next((d for d in found.domains if index_of(d) is expr and not d.is_ragged), None)
-        places.append(None if domain.extent == 1 else same or found.place(expr))
+        places.append(None if domain.is_single else same or found.place(expr))
     return tuple(places), found.conditions
 
 
@@ -185,7 +185,7 @@ def _located(index: Sequence[tuple[IterDomain, IterDomain | Place]]) -> _Located
 
 def _sort_out(reading: _Reading, own: IterDomain, place: Place) -> None:
     """Decides how a place goes back."""
-    inside = {d.uid for d in domains_of((place,)) if d.extent != 1}
+    inside = {d.uid for d in domains_of((place,)) if not d.is_single}
     free = [d for d in place.domains if d.uid not in reading.plain and all(d.uid != s.uid for _, s, _, _ in reading.solved)]
     if inside <= reading.plain.keys():
         reading.pinned.append((own, place))
@@ -219,7 +219,7 @@ def summed(
     order of `kept`. Rows that are kept without the dim that counts them become regular, as long as the longest. `named` are
     other names of the dims of the result."""
     uids = {d.uid for d in kept}
-    unit: dict[int, IterDomain | None] = {d.uid: None for d in domains if d.extent == 1 and d.uid not in uids}
+    unit: dict[int, IterDomain | None] = {d.uid: None for d in domains if d.is_single and d.uid not in uids}
     value, domains = reindex(value, unit), [d for d in domains if d.uid not in unit]
     over = tuple(d for d in domains if d.uid not in uids)
     try:
@@ -273,7 +273,7 @@ def _gathered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) 
         index.append(Place(index_of(to) * count + index_of(part), (to, part)))
     renamed: dict[int, IterDomain | None] = {domain.uid: to for domain, to in reading.plain.values()}
     for to, place in reading.pinned:
-        chosen = reindex(computed(place), renamed | dict.fromkeys(d.uid for d in domains_of((place,)) if d.extent == 1))
+        chosen = reindex(computed(place), renamed | dict.fromkeys(d.uid for d in domains_of((place,)) if d.is_single))
         conditions.append(call("eq", position(to), chosen, dtype=torch.bool))
     value = total.at(tuple(index))
     for condition in conditions:
@@ -359,8 +359,8 @@ def memory_gradient(fusion: Fusion, view: Tensor, gradient: TensorView, dtype: t
     """The gradient of a memory, from that of a view of all of it. It has the given dtype."""
     memory = view.memory
     if _same_dims(view):
-        at = tuple(None if d.extent == 1 else d for d in view.logical)
-        return viewed(pulled(fusion, dtype, [d for d in memory.logical if d.extent != 1], gradient.at(at)), memory.logical)
+        at = tuple(None if d.is_single else d for d in view.logical)
+        return viewed(pulled(fusion, dtype, [d for d in memory.logical if not d.is_single], gradient.at(at)), memory.logical)
     tensor = gradient.tensor
     stored = [[d.uid for d in t.storage] for t in (tensor, view)]
     if tensor.base is not None or tensor.dtype != dtype or stored[0] != stored[1]:

@@ -135,7 +135,7 @@ def _operands(views: Sequence[TensorView], *, later: bool = False) -> str:
 def index_into(view: TensorView, domains: Sequence[IterDomain]) -> Index:
     """The index at which `view` is read for a result over `domains`: aligned from the right, None for extent-1 dims."""
     aligned = domains[len(domains) - view.ndim :]
-    return tuple(None if own.extent == 1 and to.uid != own.uid else to for own, to in zip(view.domains, aligned, strict=True))
+    return tuple(None if own.is_single and to.uid != own.uid else to for own, to in zip(view.domains, aligned, strict=True))
 
 
 def match(fusion: Fusion, what: str, chosen: IterDomain, other: IterDomain, later: str | None = None) -> None:

@@ -79,7 +79,7 @@ def _read(fusion: Fusion, definition: Definition, node: Read) -> None:
     _rows(fusion, node.tensor)
     for own, at in zip(logical, node.index, strict=True):
         if at is None:
-            if own.extent != 1:
+            if own.row_length.value != 1:
                 raise VerificationError(f"{fusion.name}: {node} reads all of {own} at 0")
             continue
         if isinstance(at, Place):

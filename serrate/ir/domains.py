@@ -154,6 +154,12 @@ class IterDomain:
         """The extent; for a ragged domain, the length of one row as an expression in COORDINATE."""
         return self.extent_expr
 
+    @property
+    def is_single(self) -> bool:
+        """Whether its index is always 0, so that it broadcasts and needs no loop. A ragged domain with one position in all is not
+        single, and neither is the component that decides which row has it."""
+        return self.pairing is None and self.row_length.value == 1
+
     def extent_at(self, known: Mapping[int, Expr]) -> Expr:
         """The extent in the row selected by the known indices (by uid); for a regular domain, simply the extent."""
         return self.extent_expr

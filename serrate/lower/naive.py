@@ -69,8 +69,8 @@ def base_index(element: Read) -> Places | None:
             index.append(places[domain.uid])
         elif domain.uid not in stored and own_storage:
             return None
-        elif domain.extent == 1 or _unmoved(domain, view, element.index):
-            index.append(None if domain.extent == 1 else domain)
+        elif domain.is_single or _unmoved(domain, view, element.index):
+            index.append(None if domain.is_single else domain)
         else:
             return None
     return tuple(index)

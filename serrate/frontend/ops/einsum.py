@@ -100,7 +100,7 @@ def _product(equation: str, a: Term, b: Term, kept: str) -> TensorView:
     sides: list[Value] = []
     for view, letters in (a, b):
         index: Places = tuple(
-            None if own.extent == 1 and domains[letter].uid != own.uid else domains[letter]
+            None if own.is_single and domains[letter].uid != own.uid else domains[letter]
             for own, letter in zip(view.domains, letters, strict=True)
         )
         sides.append(as_dtype(operand(view, index), carried))
