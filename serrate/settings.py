@@ -57,7 +57,7 @@ class Settings:
 def _read() -> Settings:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = os.environ.get("SERRATE_CACHE_DIR") or str(Path(home) / "serrate")
-    log = frozenset(filter(None, (name.strip() for name in os.environ.get("SERRATE_LOG", "").split(","))))
+    log = frozenset(filter(None, (name.strip().lower() for name in os.environ.get("SERRATE_LOG", "").split(","))))
     for name in sorted(log.difference(LOGS)):
         raise SettingError(f"SERRATE_LOG={name} cannot be logged: {choices(name, LOGS)}")
     backend = os.environ.get("SERRATE_BACKEND") or None

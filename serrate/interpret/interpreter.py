@@ -92,6 +92,9 @@ def _check(x: torch.Tensor | JaggedTensor) -> None:
     if x.device.type != "cpu":
         raise DeviceError(f"the kernel interpreter runs on a CPU, but an argument is on {x.device}: move it with .cpu()")
     if x.requires_grad and torch.is_grad_enabled():
-        raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
+        raise GradientError(
+            "this kernel has no gradient: write @serrate.kernel(backward=...), or call it under torch.no_grad() or with detached "
+            "tensors"
+        )
     if has_tangent(x.values if isinstance(x, JaggedTensor) else x):
         raise GradientError("a kernel has no forward-mode gradient, but an argument has a tangent: call it with detached tensors")

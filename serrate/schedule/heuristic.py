@@ -102,7 +102,10 @@ def choose(
     row_bytes = rows.longest * rows.position_bytes
     if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
         return Choice("masked", {}, "rows are short and about equally long: one at a time would leave most lanes idle")
-    why = "no row is a large share of all, and rows fill their lanes: a worker for each leaves no lane idle"
+    if rows.longest * SHARES > rows.total:
+        why = "even the longest row is short: a worker has finished it before another could help"
+    else:
+        why = "no row is a large share of all, and rows fill their lanes: a worker for each leaves no lane idle"
     if target.keeps_rows:
         return Choice("maskless", {"keep_rows": row_bytes <= KEPT_BYTES}, why)
     sizes = {name.removeprefix("short_"): n for name, n in _of_numbers(rows).items() if name not in ("chunk", "uncut")}

@@ -179,7 +179,10 @@ def check(items: Items) -> None:
         if not x.is_cpu and not x.is_cuda:
             raise DeviceError(f"compiled kernels run on a CPU or a CUDA device, but an argument is on {x.device}")
         if grad and x.requires_grad:
-            raise GradientError("a kernel has no gradient: call it under torch.no_grad(), or with detached tensors")
+            raise GradientError(
+                "this kernel has no gradient: write @serrate.kernel(backward=...), or call it under torch.no_grad() or with "
+                "detached tensors"
+            )
         if dual and has_tangent(x):
             raise GradientError(
                 "a kernel has no forward-mode gradient, but an argument has a tangent: call it with detached tensors"
