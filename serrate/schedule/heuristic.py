@@ -50,6 +50,8 @@ NUMBER_BYTES = 16
 """The most bytes of a position that count as a plain number."""
 SHORT = 4096
 """The longest row that a GPU treats as short: a worker with few warps soon finishes it."""
+PIVOT_BYTES = 1 << 20
+"""The most bytes of a row whose moments a GPU sums about a pivot: each lane sums few elements then."""
 LEAST_TILE, SHORT_TILE = 8, 64
 """Positions of a block of rows of features: at least so many, and as usual if rows are longer than that on average."""
 FEW = 64
@@ -109,7 +111,9 @@ def choose(
     if target.keeps_rows:
         return Choice("maskless", {"keep_rows": row_bytes <= KEPT_BYTES}, why)
     sizes = {name.removeprefix("short_"): n for name, n in _of_numbers(rows).items() if name not in ("chunk", "uncut")}
-    return Choice("maskless", {**sizes, "short": True} if rows.longest <= SHORT else sizes, why)
+    if rows.longest <= SHORT:
+        sizes |= {"short": True, "pivots": row_bytes <= PIVOT_BYTES}
+    return Choice("maskless", sizes, why)
 
 
 def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool) -> str:
