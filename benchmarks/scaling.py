@@ -24,8 +24,8 @@ from torch.multiprocessing.spawn import spawn as _spawn
 from benchmarks import limits, report
 from benchmarks.options import Options
 from serrate.distributed import layout
-from serrate.distributed.blocks import transpose_blocks
-from serrate.distributed.collectives import message_room
+from serrate.distributed.blocks import pack_runs
+from serrate.distributed.collectives import swap_room
 
 RANKS = (8, 64, 512, 4096)
 TOKENS, CHOICES, WIDTH, ITEM, EXPERTS, NODE = 4096, 8, 4096, 2, 256, 8
@@ -64,8 +64,8 @@ def measured(rounds: int) -> Constants:
         spawn: Callable[..., object] = _spawn
         spawn(_rank, args=(rounds, folder), nprocs=2)
         little, much, size = torch.load(Path(folder) / "times.pt")
-    rows, blocks = torch.zeros(8192, 1024), torch.full((8, 8), 128)
-    local = min(_seconds(lambda: transpose_blocks(rows, blocks)) for _ in range(rounds))
+    rows, runs = torch.zeros(8192, 1024), layout.transposed_runs(torch.full((8, 8), 128))
+    local = min(_seconds(lambda: pack_runs(rows, runs)) for _ in range(rounds))
     return Constants(little, size / max(much - little, 1e-9), rows.nbytes / local)
 
 
@@ -115,7 +115,7 @@ def simulated(ranks: int, constants: Constants, rounds: int) -> Line:
         float(received.max() / received.double().mean()),
         size / 1e6,
         ranks - 1,
-        ranks * 8 * message_room(owned[0]),
+        ranks * 8 * swap_room(ranks),
         1e3 * planning,
         1e3 * flat,
         1e3 * two,

@@ -3,13 +3,16 @@
 In: tensors, sizes and a process group of `torch.distributed`. Out: received tensors. Every failure becomes an `ExchangeError`
 on the ranks that see it: counts travel with a header that says what each rank expects and whether it has already failed, so all
 ranks raise in the same exchange instead of waiting for each other.
+
+A message of counts has a size that depends on the number of ranks alone, because a backend ends the process, or hangs, where
+ranks expect messages of different sizes. Counts that do not fit follow in a second exchange, after the headers have agreed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -24,10 +27,13 @@ _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", None) or
 """torch 2.13 renamed `all_gather_into_tensor`, and warns where the old name is used."""
 
 
+_COMMON = frozenset({torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.int8, torch.uint8})
+"""Dtypes that gloo and NCCL both move."""
+
+
 @dataclass(frozen=True)
 class Header:
-    """What ranks must agree on before data moves. Each field is one int64 of the message; the first is at the same place in any
-    version of a message, so that ranks that disagree about everything else still find it."""
+    """What ranks must agree on before data moves. Each field is one int64 of the message."""
 
     partitions: int
     owners: int
@@ -37,9 +43,13 @@ class Header:
     width: int
     """Elements per position."""
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self.partitions, self.owners, self.dim, self.element_size, self.width
+
     def differs_in(self, other: Sequence[int]) -> str | None:
         """The first field in which another header differs, and its value there."""
-        for field, mine, theirs in zip(fields(self), astuple(self), other, strict=True):
+        for field, mine, theirs in zip(fields(self), self.numbers, other, strict=True):
             if mine != theirs:
                 return f"{field.name.replace('_', ' ')}: {mine} here, {theirs} there"
         return None
@@ -51,50 +61,63 @@ HEADER = len(fields(Header)) + 1
 
 def header_of(local: Tensor, dim: int, partitions: int, owned: Sequence[int]) -> Header:
     """The header of an exchange of `local` along `dim`."""
-    digest = 0
-    for n in owned:
-        digest = (digest * 1_000_003 + n + 1) % (1 << 61)
-    width = local[:0].numel() if local.dim() == 0 else _product(local.shape[:dim]) * _product(local.shape[dim + 1 :])
-    return Header(partitions, digest, dim, local.element_size(), width)
+    digest = hash(tuple(owned)) % (1 << 61)
+    return Header(partitions, digest, dim, local.element_size(), prod(local.shape[:dim]) * prod(local.shape[dim + 1 :]))
+
+
+def swap_room(ranks: int) -> int:
+    """Int64s of a message of counts from one rank to another: a header, and counts of up to 58 partitions, on few ranks more."""
+    return max(64, 1024 // ranks)
+
+
+def gather_room(ranks: int) -> int:
+    """Int64s of a message of counts that every rank gets: a header, and counts of at least one partition for each rank."""
+    return max(512, HEADER + ranks)
 
 
 def exchange_rows(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """Sends ranges of dim 0 to every rank, and returns what every rank sent here, in the order of ranks."""
-    if dist.get_world_size(group) == 1:
+    if group.size() == 1:
         return rows
-    sent = _bytes(rows)
-    got = empty((sum(receive), sent.shape[1]), sent.dtype, sent.device)
-    if sent.shape[1]:
-        with _explained("exchange of rows", group):
+    sent = _sendable(rows)
+    got = empty((sum(receive), *sent.shape[1:]), sent.dtype, sent.device)
+    if 0 not in sent.shape[1:]:
+        try:
             dist.all_to_all_single(got, sent, list(receive), list(send), group=group)
-    return _rows(got, rows)
+        except RuntimeError as error:
+            raise _explained(error, "exchange of rows", group) from error
+    return _as_rows(got, rows)
 
 
 def gather_rows(rows: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> tuple[Tensor, int]:
     """Gathers the rows of all ranks along dim 0. Returns them with `room` rows for each rank, and that number: the most that any
     rank has. Rows past the `sizes[r]` of a rank are undefined."""
     room = max(sizes)
-    if dist.get_world_size(group) == 1:
+    if group.size() == 1:
         return rows, room
-    sent = _bytes(rows)
+    sent = _sendable(rows)
     if sent.shape[0] < room:
-        padded = sent.new_empty((room, sent.shape[1]))
+        padded = sent.new_empty((room, *sent.shape[1:]))
         padded[: sent.shape[0]] = sent
         sent = padded
-    got = empty((room * len(sizes), sent.shape[1]), sent.dtype, sent.device)
+    got = empty((room * len(sizes), *sent.shape[1:]), sent.dtype, sent.device)
     if got.numel():
-        with _explained("gathering of rows", group):
+        try:
             _all_gather(got, sent, group=group)
-    return _rows(got, rows), room
+        except RuntimeError as error:
+            raise _explained(error, "gathering of rows", group) from error
+    return _as_rows(got, rows), room
 
 
 def all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of a tensor over all ranks."""
-    if dist.get_world_size(group) == 1:
+    if group.size() == 1:
         return x
     total = x.clone(memory_format=torch.contiguous_format)
-    with _explained("sum over ranks", group):
+    try:
         dist.all_reduce(total, group=group)
+    except RuntimeError as error:
+        raise _explained(error, "sum over ranks", group) from error
     return total
 
 
@@ -130,93 +153,103 @@ class CheckedRow:
             return cls(nothing, torch.ones(1, dtype=torch.int64, device=device), error, size)
 
 
-def swap_counts(row: CheckedRow, owned: Sequence[int], header: Header, group: dist.ProcessGroup) -> Tensor:
+def swap_counts(row: CheckedRow, owned: Sequence[int], header: Header, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Sends this rank's counts of every partition to the partition's owner.
 
-    Returns, on the host, this rank's own row and after it the counts [source rank, own partition], flattened: they are copied
-    from a device together.
+    Returns, on the host, this rank's own row, and the counts [source rank, own partition].
     """
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    sent = row.counts.new_zeros(ranks, message_room(max(owned)))
-    sent[:, :HEADER] = _message_head(header, row)
-    sent[:, HEADER : HEADER + max(owned)] = by_owner(row.counts, owned)
-    got = torch.empty_like(sent)
-    with _explained("exchange of counts", group):
-        dist.all_to_all_single(got, sent, group=group)
+    rank, ranks = group.rank(), group.size()
+    counts = by_owner(row.counts, owned)
+    room, most = swap_room(ranks), counts.shape[1]
+    first = min(most, room - HEADER)
+    sent = row.counts.new_zeros(ranks, room)
+    sent[:, :HEADER] = _head(header, row)
+    sent[:, HEADER : HEADER + first] = counts[:, :first]
+    got = _swapped(sent, group)
+    # Copied from a device together.
     host = host_copy(torch.cat([row.counts, got.flatten()]), "an exchange between ranks")
-    messages = host[sum(owned) :].view(ranks, -1)
+    partitions = row.counts.shape[0]
+    messages = host[partitions:].view(ranks, room)
     _agree(messages[:, :HEADER], header, row, rank)
-    return torch.cat([host[: sum(owned)], messages[:, HEADER : HEADER + owned[rank]].flatten()])
+    received = messages[:, HEADER : HEADER + first]
+    if most > first:
+        rest = _swapped(counts[:, first:].contiguous(), group)
+        received = torch.cat([received, host_copy(rest, "an exchange between ranks")], 1)
+    return host[:partitions], received[:, : owned[rank]]
 
 
 def gather_counts(row: CheckedRow, room: int, header: Header, group: dist.ProcessGroup) -> Tensor:
     """Gathers a row of counts from every rank, on the host, as [ranks, room]; rows are padded with zeros to `room`."""
-    ranks = dist.get_world_size(group)
-    sent = row.counts.new_zeros(message_room(room, 64))
-    sent[:HEADER] = _message_head(header, row)
-    sent[HEADER : HEADER + row.counts.shape[0]] = row.counts
-    got = torch.empty(ranks * sent.shape[0], dtype=torch.int64, device=sent.device)
-    with _explained("gathering of counts", group):
+    counts = row.counts.new_zeros(room)
+    counts[: row.counts.shape[0]] = row.counts
+    first = min(room, gather_room(group.size()) - HEADER)
+    sent = row.counts.new_zeros(gather_room(group.size()))
+    sent[:HEADER] = _head(header, row)
+    sent[HEADER : HEADER + first] = counts[:first]
+    messages = host_copy(_gathered(sent, group), "counts of all ranks")
+    _agree(messages[:, :HEADER], header, row, group.rank())
+    found = messages[:, HEADER : HEADER + first]
+    if room > first:
+        found = torch.cat([found, host_copy(_gathered(counts[first:], group), "counts of all ranks")], 1)
+    return found.contiguous()
+
+
+def _swapped(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+    got = torch.empty_like(sent)
+    try:
+        dist.all_to_all_single(got, sent, group=group)
+    except RuntimeError as error:
+        raise _explained(error, "exchange of counts", group) from error
+    return got
+
+
+def _gathered(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+    got = sent.new_empty(group.size() * sent.shape[0])
+    try:
         _all_gather(got, sent, group=group)
-    messages = host_copy(got, "counts of all ranks").view(ranks, -1)
-    _agree(messages[:, :HEADER], header, row, dist.get_rank(group))
-    return messages[:, HEADER : HEADER + room].contiguous()
+    except RuntimeError as error:
+        raise _explained(error, "gathering of counts", group) from error
+    return got.view(group.size(), -1)
 
 
-def message_room(counts: int, least: int = 8) -> int:
-    """The length of a message with so many counts: a power of two. Ranks that disagree about the number of partitions then send
-    messages of one size, unless they differ much, and can read each other's headers; a backend ends the process where sizes
-    differ."""
-    return max(least, 1 << (HEADER + counts - 1).bit_length())
-
-
-def _message_head(header: Header, row: CheckedRow) -> Tensor:
-    return torch.cat([torch.tensor(astuple(header), dtype=torch.int64, device=row.failed.device), row.failed])
+def _head(header: Header, row: CheckedRow) -> Tensor:
+    numbers = torch.tensor(header.numbers, dtype=torch.int64, device="cpu")
+    return torch.cat([numbers.to(row.failed.device, non_blocking=True), row.failed])
 
 
 def _agree(heads: Tensor, header: Header, row: CheckedRow, rank: int) -> None:
     """Raises this rank's own problem, or an ExchangeError that names the first rank that disagrees or has failed."""
     if row.problem is not None:
         raise row.problem
-    if bool((heads == torch.tensor([*astuple(header), 0], device="cpu")).all()):
+    if bool((heads == torch.tensor([*header.numbers, 0], device="cpu")).all()):
         return
-    for other, (*theirs, failed) in enumerate(heads.tolist()):
-        if failed and other == rank:
-            raise PartitionError(f"counts must not be negative and must sum to the {row.size} positions of the local tensor")
+    rows = heads.tolist()
+    if rows[rank][-1]:
+        raise PartitionError(f"counts must not be negative and must sum to the {row.size} positions of the local tensor")
+    for other, (*_, failed) in enumerate(rows):
         if failed:
             raise ExchangeError(f"rank {other} of the group failed before an exchange with rank {rank}: its own error says why")
+    for other, (*theirs, _) in enumerate(rows):
         difference = header.differs_in(theirs)
         if difference is not None:
             raise ExchangeError(f"rank {rank} and rank {other} do not agree about an exchange: {difference}")
 
 
-@contextmanager
-def _explained(what: str, group: dist.ProcessGroup) -> Iterator[None]:
-    try:
-        yield
-    except PartitionError:
-        raise
-    except RuntimeError as error:
-        raise ExchangeError(
-            f"the {what} failed on rank {dist.get_rank(group)} of {dist.get_world_size(group)}: another rank stopped, is late "
-            f"or passed other sizes; look at the first error of every rank. The backend says: {error}"
-        ) from error
-
-
-def _bytes(rows: Tensor) -> Tensor:
-    """Rows as bytes, [rows, bytes of each]: backends differ in the dtypes that they move."""
-    width = _product(rows.shape[1:])
-    return (
-        rows.detach().contiguous().view(rows.shape[0], width).view(torch.uint8).view(rows.shape[0], width * rows.element_size())
+def _explained(error: RuntimeError, what: str, group: dist.ProcessGroup) -> ExchangeError:
+    return ExchangeError(
+        f"the {what} failed on rank {group.rank()} of {group.size()}: another rank stopped, is late or passed other sizes; "
+        f"look at the first error of every rank. The backend says: {error}"
     )
 
 
-def _rows(got: Tensor, like: Tensor) -> Tensor:
-    return got.view(like.dtype).view(got.shape[0], *like.shape[1:])
+def _sendable(rows: Tensor) -> Tensor:
+    """Rows that every backend can send: as they are, or as bytes, because backends differ in the dtypes that they move."""
+    if rows.dtype in _COMMON:
+        return rows.contiguous()
+    rows = rows.detach().resolve_conj().resolve_neg().contiguous()
+    width = prod(rows.shape[1:])
+    return rows.view(rows.shape[0], width, 1).view(torch.uint8).view(rows.shape[0], width * rows.element_size())
 
 
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
+def _as_rows(got: Tensor, like: Tensor) -> Tensor:
+    return got if got.dtype is like.dtype else got.view(like.dtype).view(got.shape[0], *like.shape[1:])

@@ -19,18 +19,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from serrate.distributed.blocks import packed_runs, transpose_blocks
+from serrate.distributed.blocks import pack_runs, transpose_back, transpose_received
 from serrate.distributed.collectives import CheckedRow, exchange_rows, gather_counts, gather_rows, header_of, swap_counts
 from serrate.distributed.layout import (
     Exchange,
     exchange_from,
     gathered_runs,
+    gathered_shards,
     own_range,
     range_sizes,
     runs_of_rank,
     shard_sizes,
 )
 from serrate.errors import PartitionError
+from serrate.tensor.torch_private import in_dual_level, is_transformed
 
 
 def plan_exchange(
@@ -42,8 +44,7 @@ def plan_exchange(
     """
     partitions = sum(owned)
     checked = CheckedRow.of(row, partitions, local.shape[dim] if expected is None else expected, local.device)
-    host = swap_counts(checked, owned, header_of(local, dim, partitions, owned), group)
-    own, received = host[:partitions], host[partitions:].view(len(owned), -1)
+    own, received = swap_counts(checked, owned, header_of(local, dim, partitions, owned), group)
     return exchange_from(own, received, owned)
 
 
@@ -51,7 +52,7 @@ def gathered_counts(
     local: Tensor, row: Tensor, owned: Sequence[int], group: dist.ProcessGroup, dim: int = 0, aligned: bool = False
 ) -> Tensor:
     """The counts of all ranks, [ranks, partitions], from what each rank holds in storage order: one collective."""
-    rank, ranks, partitions = dist.get_rank(group), len(owned), sum(owned)
+    rank, ranks, partitions = group.rank(), len(owned), sum(owned)
     width = owned[rank] * ranks if aligned else partitions
     checked = CheckedRow.of(row, width, local.shape[dim], local.device)
     room = max(owned) * ranks if aligned else partitions
@@ -77,7 +78,7 @@ def to_replicate(
     local: Tensor, counts: Tensor, owned: Sequence[int], group: dist.ProcessGroup, dim: int = 0, *, aligned: bool
 ) -> Tensor:
     """The full tensor from local ones of either layout: one gathering, and a copy unless shards are aligned and equally long."""
-    _check_size("aligned" if aligned else "unaligned", local, dim, shard_sizes(counts, owned, aligned)[dist.get_rank(group)])
+    _check_size("aligned" if aligned else "unaligned", local, dim, shard_sizes(counts, owned, aligned)[group.rank()])
     return _moved(local, Gather(group, dim, counts, tuple(owned), aligned))
 
 
@@ -91,7 +92,7 @@ def from_replicate(
 
 def exchange_ranges(local: Tensor, before: Sequence[int], after: Sequence[int], group: dist.ProcessGroup, dim: int = 0) -> Tensor:
     """Moves the boundaries between contiguous ranges, one per rank: aligned <-> `Shard(dim)`. One exchange, no local copy."""
-    rank = dist.get_rank(group)
+    rank = group.rank()
     _check_size("sharded", local, dim, before[rank + 1] - before[rank])
     return _moved(local, Ranges(group, dim, tuple(before), tuple(after)))
 
@@ -118,7 +119,7 @@ class ToAligned(Move):
 
     def rows(self, rows: Tensor) -> Tensor:
         got = exchange_rows(rows, self.exchange.send, self.exchange.receive, self.group)
-        return transpose_blocks(got, self.exchange.blocks)
+        return transpose_received(got, self.exchange)
 
     def back(self) -> Move:
         return ToUnaligned(self.group, self.dim, self.exchange)
@@ -129,7 +130,7 @@ class ToUnaligned(Move):
     exchange: Exchange
 
     def rows(self, rows: Tensor) -> Tensor:
-        sent = transpose_blocks(rows, self.exchange.blocks.T)
+        sent = transpose_back(rows, self.exchange)
         return exchange_rows(sent, self.exchange.receive, self.exchange.send, self.group)
 
     def back(self) -> Move:
@@ -146,10 +147,8 @@ class Gather(Move):
         sizes = shard_sizes(self.counts, self.owned, self.aligned)
         got, room = gather_rows(rows, sizes, self.group)
         if not self.aligned:
-            return packed_runs(got, *gathered_runs(self.counts, room), sum(sizes))
-        if min(sizes) == room:
-            return got
-        return packed_runs(got, torch.arange(len(sizes), device="cpu") * room, torch.tensor(sizes, device="cpu"), sum(sizes))
+            return pack_runs(got, gathered_runs(self.counts, room))
+        return got if min(sizes) == room else pack_runs(got, gathered_shards(sizes, room))
 
     def back(self) -> Move:
         return Take(self.group, self.dim, self.counts, self.owned, self.aligned)
@@ -162,12 +161,11 @@ class Take(Move):
     aligned: bool
 
     def rows(self, rows: Tensor) -> Tensor:
-        rank = dist.get_rank(self.group)
+        rank = self.group.rank()
         if self.aligned:
             first, last = own_range(self.counts, self.owned, rank)
             return rows[first:last].clone()  # a view would keep the full tensor alive
-        starts, lengths = runs_of_rank(self.counts, rank)
-        return packed_runs(rows, starts, lengths, int(lengths.sum()))
+        return pack_runs(rows, runs_of_rank(self.counts, rank))
 
     def back(self) -> Move:
         return Gather(self.group, self.dim, self.counts, self.owned, self.aligned)
@@ -179,7 +177,7 @@ class Ranges(Move):
     after: tuple[int, ...]
 
     def rows(self, rows: Tensor) -> Tensor:
-        send, receive = range_sizes(self.before, self.after, dist.get_rank(self.group))
+        send, receive = range_sizes(self.before, self.after, self.group.rank())
         return exchange_rows(rows, send, receive, self.group)
 
     def back(self) -> Move:
@@ -190,10 +188,9 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, move: Move) -> Tensor:
         ctx.move = move
-        rows = local.movedim(move.dim, 0)
-        moved = move.rows(rows)
+        moved = _moved_data(local, move)
         # On one rank nothing moves; a function must not return its input itself.
-        return (moved.view_as(moved) if moved is rows else moved).movedim(0, move.dim)
+        return moved.view_as(moved) if moved is local else moved
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -201,8 +198,18 @@ class _Moved(torch.autograd.Function):
 
 
 def _moved(local: Tensor, move: Move) -> Tensor:
-    apply: Callable[[Tensor, Move], Tensor] = _Moved.apply
-    return apply(local, move)
+    if (torch.is_grad_enabled() and local.requires_grad) or in_dual_level() or is_transformed(local):
+        apply: Callable[[Tensor, Move], Tensor] = _Moved.apply
+        return apply(local, move)
+    return _moved_data(local, move)
+
+
+def _moved_data(local: Tensor, move: Move) -> Tensor:
+    if not move.dim:
+        return move.rows(local)
+    rows = local.movedim(move.dim, 0)
+    moved = move.rows(rows)
+    return local if moved is rows else moved.movedim(0, move.dim)
 
 
 def _check_size(what: str, local: Tensor, dim: int, expected: int) -> None:

@@ -15,12 +15,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from serrate.errors import PartitionError
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs of positions to pack back to back: `lengths[k]` positions from `starts[k]`, `total` in all.
+
+    An exchange moves data several times, forward and backward, so what copies need is derived once and remembered.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+    total: int
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Where each packed position comes from.
+
+        >>> Runs(torch.tensor([3, 0]), torch.tensor([2, 1]), 3).index
+        tensor([3, 4, 0])
+        """
+        shift = self.starts - (self.lengths.cumsum(0) - self.lengths)
+        places = torch.arange(self.total, device="cpu")
+        return places.add_(torch.repeat_interleave(shift, self.lengths, output_size=self.total))
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """The runs that are not empty.
+
+        >>> Runs(torch.tensor([3, 3, 0]), torch.tensor([2, 0, 1]), 3).slices
+        (slice(3, 5, None), slice(0, 1, None))
+        """
+        return tuple(slice(a, a + n) for a, n in zip(self.starts.tolist(), self.lengths.tolist(), strict=True) if n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +66,16 @@ class Exchange:
     """Positions from each rank."""
     blocks: Tensor
     """Lengths of the received blocks, [source rank, own partition], on the host."""
+
+    @cached_property
+    def transpose(self) -> Runs:
+        """The received blocks in aligned order."""
+        return transposed_runs(self.blocks)
+
+    @cached_property
+    def transpose_back(self) -> Runs:
+        """Aligned blocks in the order in which they are sent back."""
+        return transposed_runs(self.blocks.T)
 
     @property
     def unaligned_size(self) -> int:
@@ -99,8 +142,7 @@ def exchange_of(counts: Tensor, owned: Sequence[int], rank: int) -> Exchange:
 
 def exchange_from(row: Tensor, received: Tensor, owned: Sequence[int]) -> Exchange:
     """The exchange of one rank, from its own counts and those that every rank has for the partitions it owns."""
-    bounds = torch.tensor([0, *accumulate(owned)], device="cpu")
-    send = torch.cat([row.new_zeros(1), row.cumsum(0)]).index_select(0, bounds).diff()
+    send = by_owner(row, owned).sum(1)
     return Exchange(tuple(send.tolist()), tuple(received.sum(1).tolist()), received.contiguous())
 
 
@@ -111,10 +153,12 @@ def by_owner(row: Tensor, owned: Sequence[int]) -> Tensor:
     tensor([[4, 6],
             [3, 0]])
     """
-    most, size = max(owned), torch.tensor(owned, device=row.device)[:, None]
-    local = torch.arange(most, device=row.device)
-    place = (size.cumsum(0) - size + local).clamp(max=row.shape[0] - 1)
-    return torch.where(local < size, row.index_select(0, place.flatten()).view_as(place), 0)
+    most = max(owned)
+    if most == min(owned):
+        return row.view(len(owned), most)
+    owners = torch.tensor(owned, device="cpu").to(row.device, non_blocking=True)
+    theirs = torch.arange(most, device=row.device) < owners[:, None]
+    return row.new_zeros(theirs.shape).masked_scatter_(theirs, row)
 
 
 def own_range(counts: Tensor, owned: Sequence[int], rank: int) -> tuple[int, int]:
@@ -160,33 +204,46 @@ def shard_sizes(counts: Tensor, owned: Sequence[int], aligned: bool) -> list[int
     return [b - a for a, b in pairwise(aligned_bounds(counts, owned))]
 
 
-def runs_of_rank(counts: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Starts in the full tensor, and lengths, of the blocks of an unaligned rank.
+def runs_of_rank(counts: Tensor, rank: int) -> Runs:
+    """The blocks of an unaligned rank in the full tensor.
 
-    >>> runs_of_rank(torch.tensor([[4, 6], [2, 4]]), 1)
-    (tensor([ 4, 12]), tensor([2, 4]))
+    >>> runs_of_rank(torch.tensor([[4, 6], [2, 4]]), 1).slices
+    (slice(4, 6, None), slice(12, 16, None))
     """
-    return _starts(counts.T)[:, rank].contiguous(), counts[rank].contiguous()
+    return _runs(_starts(counts.T)[:, rank], counts[rank])
 
 
-def gathered_runs(counts: Tensor, room: int) -> tuple[Tensor, Tensor]:
+def gathered_runs(counts: Tensor, room: int) -> Runs:
     """Where the blocks of the full tensor lie among unaligned shards that were gathered with `room` positions each.
 
-    >>> gathered_runs(torch.tensor([[4, 6], [2, 4]]), 10)
-    (tensor([ 0, 10,  4, 12]), tensor([4, 2, 6, 4]))
+    >>> gathered_runs(torch.tensor([[4, 6], [2, 4]]), 10).starts
+    tensor([ 0, 10,  4, 12])
     """
     within = counts.cumsum(1) - counts
     starts = within + torch.arange(counts.shape[0], device="cpu")[:, None] * room
-    return starts.T.flatten(), counts.T.flatten()
+    return _runs(starts.T.flatten(), counts.T.flatten())
 
 
-def transposed_runs(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Starts and lengths of the blocks of a matrix, stored row by row, in the order of its transpose.
+def gathered_shards(sizes: Sequence[int], room: int) -> Runs:
+    """The same for shards that are in order: the first `sizes[r]` of each rank's `room` positions.
 
-    >>> transposed_runs(torch.tensor([[4, 6], [2, 4]]))
-    (tensor([ 0, 10,  4, 12]), tensor([4, 2, 6, 4]))
+    >>> gathered_shards((2, 1), 2).slices
+    (slice(0, 2, None), slice(2, 3, None))
     """
-    return _starts(blocks).T.flatten(), blocks.T.flatten()
+    return _runs(torch.arange(len(sizes), device="cpu") * room, torch.tensor(sizes, device="cpu"))
+
+
+def transposed_runs(blocks: Tensor) -> Runs:
+    """The blocks of a matrix, stored row by row, in the order of its transpose.
+
+    >>> transposed_runs(torch.tensor([[4, 6], [2, 4]])).starts
+    tensor([ 0, 10,  4, 12])
+    """
+    return _runs(_starts(blocks).T.flatten(), blocks.T.flatten())
+
+
+def _runs(starts: Tensor, lengths: Tensor) -> Runs:
+    return Runs(starts.contiguous(), lengths.contiguous(), int(lengths.sum()))
 
 
 def _starts(lengths: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from serrate.distributed import convert
-from serrate.distributed.blocks import transpose_blocks
+from serrate.distributed.blocks import pack_runs
+from serrate.distributed.layout import transposed_runs
 from serrate.errors import ExchangeError, PartitionError
 from tests.distributed.ranks import on_threads
 from tests.distributed.test_layout import PAPER, aligned, full, layouts, unaligned
@@ -176,13 +177,14 @@ def test_sizes_are_checked_before_data_moves() -> None:
     on_threads(2, work)
 
 
-@pytest.mark.parametrize("width", [1, 4096])
-def test_long_and_short_blocks_are_moved_alike(width: int) -> None:
-    """Long blocks are copied one by one, short ones by a program; with more than a megabyte, by a compiled one."""
-    lengths = torch.randint(0, 40, (3, 50), generator=torch.Generator().manual_seed(2))
-    for scale in (1, 40 if width == 1 else 1):
-        blocks = lengths * scale
-        rows = torch.randn(int(blocks.sum()), width)
-        parts = rows.split(blocks.flatten().tolist())
-        want = torch.cat([parts[r * 50 + c] for c in range(50) for r in range(3)])
-        assert torch.equal(transpose_blocks(rows, blocks), want)
+@pytest.mark.parametrize("width", [1, 8, 32, 4096])
+@pytest.mark.parametrize("scale", [1, 40, 4000])
+def test_wide_and_narrow_rows_in_long_and_short_blocks_are_moved_alike(width: int, scale: int) -> None:
+    """Wide rows are copied by index, long blocks of narrow ones one by one, short ones by a program: with more than a megabyte, a
+    compiled one."""
+    blocks = torch.randint(0, 40, (3, 50), generator=torch.Generator().manual_seed(2)) * max(scale // width, 1)
+    rows = torch.randn(int(blocks.sum()), width)
+    parts = rows.split(blocks.flatten().tolist())
+    want = torch.cat([parts[r * 50 + c] for c in range(50) for r in range(3)])
+    runs = transposed_runs(blocks)
+    assert torch.equal(pack_runs(rows, runs), want) and torch.equal(pack_runs(rows, runs), want)

@@ -49,8 +49,12 @@ def cut(sequence: list[Any], sizes: Any) -> list[list[Any]]:
     return [sequence[a:b] for a, b in pairwise(bounds)]
 
 
-def packed(sequence: list[Any], starts: torch.Tensor, lengths: torch.Tensor) -> list[Any]:
-    return [at for s, n in zip(starts.tolist(), lengths.tolist(), strict=True) for at in sequence[s : s + n]]
+def packed(sequence: list[Any], runs: layout.Runs) -> list[Any]:
+    """Run by run; the index and the slices of the same runs must say the same."""
+    found = [at for s, n in zip(runs.starts.tolist(), runs.lengths.tolist(), strict=True) for at in sequence[s : s + n]]
+    assert runs.total == len(found) and [sequence[at] for at in runs.index.tolist()] == found
+    assert [at for each in runs.slices for at in sequence[each]] == found and all(each.start < each.stop for each in runs.slices)
+    return found
 
 
 def test_the_worked_example() -> None:
@@ -72,9 +76,9 @@ def test_exchanging_and_transposing_blocks_aligns_partitions(case: tuple[list[li
     for rank in ranks:
         assert [len(wire[source][rank]) for source in ranks] == list(plans[rank].receive)
         got = [at for source in ranks for at in wire[source][rank]]
-        assert packed(got, *layout.transposed_runs(plans[rank].blocks)) == aligned(counts, owned, rank)
+        assert packed(got, plans[rank].transpose) == aligned(counts, owned, rank)
         # The way back starts with the transposed matrix.
-        assert packed(aligned(counts, owned, rank), *layout.transposed_runs(plans[rank].blocks.T)) == got
+        assert packed(aligned(counts, owned, rank), plans[rank].transpose_back) == got
         assert plans[rank].unaligned_size == len(unaligned(counts, rank))
         assert plans[rank].aligned_size == len(aligned(counts, owned, rank))
 
@@ -85,7 +89,7 @@ def test_parts_of_the_full_tensor(case: tuple[list[list[int]], list[int]], slack
     counts, owned = case
     matrix, ranks, whole = torch.tensor(counts), range(len(counts)), full(counts)
     for rank in ranks:
-        assert packed(whole, *layout.runs_of_rank(matrix, rank)) == unaligned(counts, rank)
+        assert packed(whole, layout.runs_of_rank(matrix, rank)) == unaligned(counts, rank)
         first, last = layout.own_range(matrix, owned, rank)
         assert whole[first:last] == aligned(counts, owned, rank)
     for is_aligned, shards in (
@@ -95,7 +99,11 @@ def test_parts_of_the_full_tensor(case: tuple[list[list[int]], list[int]], slack
         assert layout.shard_sizes(matrix, owned, is_aligned) == [len(shard) for shard in shards]
     room = max(map(len, (unaligned(counts, r) for r in ranks))) + slack
     gathered = [at for r in ranks for at in unaligned(counts, r) + ["hole"] * (room - len(unaligned(counts, r)))]
-    assert packed(gathered, *layout.gathered_runs(matrix, room)) == whole
+    assert packed(gathered, layout.gathered_runs(matrix, room)) == whole
+    sizes = layout.shard_sizes(matrix, owned, True)
+    room = max(sizes) + slack
+    gathered = [at for r in ranks for at in aligned(counts, owned, r) + ["hole"] * (room - sizes[r])]
+    assert packed(gathered, layout.gathered_shards(sizes, room)) == whole
 
 
 @given(layouts())

@@ -973,14 +973,18 @@ DISTRIBUTED = [
     *_of(
         "serrate/distributed/layout.py",
         ("tests/distributed/test_layout.py",),
-        ("return starts.T.flatten(), counts.T.flatten()", "return starts.flatten(), counts.T.flatten()"),
+        ("return _runs(starts.T.flatten(), counts.T.flatten())", "return _runs(starts.flatten(), counts.T.flatten())"),
+        (
+            "for a, n in zip(self.starts.tolist(), self.lengths.tolist(), strict=True) if n)",
+            "for a, n in zip(self.starts.tolist(), self.lengths.tolist(), strict=True))",
+        ),
         ("first = sum(owned[:rank])", "first = sum(owned[: rank + 1])"),
         ("within = counts.cumsum(1) - counts", "within = counts.cumsum(1)"),
     ),
     *_of(
         "serrate/distributed/convert.py",
         ("tests/distributed/test_convert.py",),
-        ("transpose_blocks(rows, self.exchange.blocks.T)", "transpose_blocks(rows, self.exchange.blocks)"),
+        ("transpose_back(rows, self.exchange)", "transpose_received(rows, self.exchange)"),
         ("return Ranges(self.group, self.dim, self.after, self.before)", "return self", ("tests/distributed/test_tensor.py",)),
     ),
     *_of(
