@@ -10,9 +10,12 @@ ranks expect messages of different sizes. Counts that do not fit follow in a sec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from math import prod
+from typing import Literal
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -31,6 +34,9 @@ _COMMON = frozenset({torch.float32, torch.float64, torch.float16, torch.int32, t
 """Dtypes that gloo and NCCL both move."""
 
 
+_DTYPES = {crc32(str(each).encode()): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+
+
 @dataclass(frozen=True)
 class Header:
     """What ranks must agree on before data moves. Each field is one int64 of the message."""
@@ -39,19 +45,29 @@ class Header:
     owners: int
     """A digest of how many partitions each rank owns."""
     dim: int
-    element_size: int
+    dtype: int
+    """A digest of its name."""
     width: int
     """Elements per position."""
+    gradients: int
+    """1 if gradients are recorded: their exchange, too, needs every rank."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        return self.partitions, self.owners, self.dim, self.element_size, self.width
+        return self.partitions, self.owners, self.dim, self.dtype, self.width, self.gradients
 
     def differs_in(self, other: Sequence[int]) -> str | None:
         """The first field in which another header differs, and its value there."""
         for field, mine, theirs in zip(fields(self), self.numbers, other, strict=True):
-            if mine != theirs:
-                return f"{field.name.replace('_', ' ')}: {mine} here, {theirs} there"
+            if mine == theirs:
+                continue
+            if field.name == "owners":
+                return "how many partitions each rank owns"
+            if field.name == "gradients":
+                return f"gradients are recorded {'here' if mine else 'there'} only; call requires_grad_() on all ranks or none"
+            if field.name == "dtype":
+                return f"dtype: {_DTYPES.get(mine)} here, {_DTYPES.get(theirs)} there"
+            return f"{field.name}: {mine} here, {theirs} there"
         return None
 
 
@@ -61,12 +77,18 @@ HEADER = len(fields(Header)) + 1
 
 def header_of(local: Tensor, dim: int, partitions: int, owned: Sequence[int]) -> Header:
     """The header of an exchange of `local` along `dim`."""
-    digest = hash(tuple(owned)) % (1 << 61)
-    return Header(partitions, digest, dim, local.element_size(), prod(local.shape[:dim]) * prod(local.shape[dim + 1 :]))
+    width = prod(local.shape[:dim]) * prod(local.shape[dim + 1 :])
+    recorded = local.requires_grad and torch.is_grad_enabled()
+    return Header(partitions, owners_digest(owned), dim, crc32(str(local.dtype).encode()), width, int(recorded))
+
+
+def owners_digest(owned: Sequence[int]) -> int:
+    """A number that tells apart how many partitions each rank owns."""
+    return hash(tuple(owned)) % (1 << 61)
 
 
 def swap_room(ranks: int) -> int:
-    """Int64s of a message of counts from one rank to another: a header, and counts of up to 58 partitions, on few ranks more."""
+    """Int64s of a message of counts from one rank to another: a header, and counts of 57 partitions or, on few ranks, more."""
     return max(64, 1024 // ranks)
 
 
@@ -147,7 +169,7 @@ class CheckedRow:
                 raise PartitionError(
                     f"counts {counts.tolist()} sum to {int(counts.sum())}, but the local tensor has {size} positions"
                 )
-            return cls(counts.to(device), torch.zeros(1, dtype=torch.int64, device=device), None, size)
+            return cls(counts.to(device, non_blocking=True), torch.zeros(1, dtype=torch.int64, device=device), None, size)
         except PartitionError as error:
             nothing = torch.zeros(blocks, dtype=torch.int64, device=device)
             return cls(nothing, torch.ones(1, dtype=torch.int64, device=device), error, size)
@@ -192,6 +214,34 @@ def gather_counts(row: CheckedRow, room: int, header: Header, group: dist.Proces
     if room > first:
         found = torch.cat([found, host_copy(_gathered(counts[first:], group), "counts of all ranks")], 1)
     return found.contiguous()
+
+
+@contextmanager
+def announced(collective: Literal["swap", "gather"], device: torch.device, group: dist.ProcessGroup) -> Iterator[None]:
+    """For checks of arguments before counts are exchanged. Where one fails, this rank takes part in the exchange all the same, so
+    that the others raise too and do not wait for it; then it raises."""
+    try:
+        yield
+    except PartitionError:
+        ranks = group.size()
+        shape = (ranks, swap_room(ranks)) if collective == "swap" else (gather_room(ranks),)
+        failed = torch.zeros(shape, dtype=torch.int64, device=device)
+        failed[..., HEADER - 1] = 1
+        with suppress(ExchangeError):
+            (_swapped if collective == "swap" else _gathered)(failed, group)
+        raise
+
+
+def check_agreement(what: str, facts: dict[str, int], device: torch.device, group: dist.ProcessGroup) -> None:
+    """Raises an ExchangeError on every rank if ranks differ in any of these numbers: one collective of their size."""
+    own = torch.tensor([*facts.values()], dtype=torch.int64, device="cpu")
+    rank, everyone = group.rank(), host_copy(_gathered(own.to(device), group), what)
+    for other in range(group.size()):
+        for name, mine, theirs in zip(facts, own.tolist(), everyone[other].tolist(), strict=True):
+            if mine != theirs:
+                raise ExchangeError(
+                    f"rank {rank} and rank {other} do not agree about {what}: {name}: {mine} here, {theirs} there"
+                )
 
 
 def _swapped(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -244,9 +294,11 @@ def _explained(error: RuntimeError, what: str, group: dist.ProcessGroup) -> Exch
 
 def _sendable(rows: Tensor) -> Tensor:
     """Rows that every backend can send: as they are, or as bytes, because backends differ in the dtypes that they move."""
+    # Memory is sent, so what views only promise is computed first.
+    rows = rows.detach().resolve_conj().resolve_neg() if rows.is_conj() or rows.is_neg() else rows
     if rows.dtype in _COMMON:
         return rows.contiguous()
-    rows = rows.detach().resolve_conj().resolve_neg().contiguous()
+    rows = rows.detach().contiguous()
     width = prod(rows.shape[1:])
     return rows.view(rows.shape[0], width, 1).view(torch.uint8).view(rows.shape[0], width * rows.element_size())
 

@@ -42,7 +42,7 @@ def plan_exchange(
 
     `expected` is the size that the counts must sum to; by default that of `local`, which is unaligned.
     """
-    partitions = sum(owned)
+    partitions, dim = sum(owned), own_dim(local, dim)
     checked = CheckedRow.of(row, partitions, local.shape[dim] if expected is None else expected, local.device)
     own, received = swap_counts(checked, owned, header_of(local, dim, partitions, owned), group)
     return exchange_from(own, received, owned)
@@ -52,7 +52,7 @@ def gathered_counts(
     local: Tensor, row: Tensor, owned: Sequence[int], group: dist.ProcessGroup, dim: int = 0, aligned: bool = False
 ) -> Tensor:
     """The counts of all ranks, [ranks, partitions], from what each rank holds in storage order: one collective."""
-    rank, ranks, partitions = group.rank(), len(owned), sum(owned)
+    rank, ranks, partitions, dim = group.rank(), len(owned), sum(owned), own_dim(local, dim)
     width = owned[rank] * ranks if aligned else partitions
     checked = CheckedRow.of(row, width, local.shape[dim], local.device)
     room = max(owned) * ranks if aligned else partitions
@@ -64,13 +64,13 @@ def gathered_counts(
 
 def unaligned_to_aligned(local: Tensor, exchange: Exchange, group: dist.ProcessGroup, dim: int = 0) -> Tensor:
     """One exchange of data, then a transpose of blocks from [source rank, own partition] to [own partition, source rank]."""
-    _check_size("unaligned", local, dim, exchange.unaligned_size)
+    dim = _check_size("unaligned", local, dim, exchange.unaligned_size)
     return _moved(local, ToAligned(group, dim, exchange))
 
 
 def aligned_to_unaligned(local: Tensor, exchange: Exchange, group: dist.ProcessGroup, dim: int = 0) -> Tensor:
     """The way back: the transpose of blocks comes first, then the exchange delivers partitions in order."""
-    _check_size("aligned", local, dim, exchange.aligned_size)
+    dim = _check_size("aligned", local, dim, exchange.aligned_size)
     return _moved(local, ToUnaligned(group, dim, exchange))
 
 
@@ -78,7 +78,7 @@ def to_replicate(
     local: Tensor, counts: Tensor, owned: Sequence[int], group: dist.ProcessGroup, dim: int = 0, *, aligned: bool
 ) -> Tensor:
     """The full tensor from local ones of either layout: one gathering, and a copy unless shards are aligned and equally long."""
-    _check_size("aligned" if aligned else "unaligned", local, dim, shard_sizes(counts, owned, aligned)[group.rank()])
+    dim = _check_size("aligned" if aligned else "unaligned", local, dim, shard_sizes(counts, owned, aligned)[group.rank()])
     return _moved(local, Gather(group, dim, counts, tuple(owned), aligned))
 
 
@@ -86,14 +86,14 @@ def from_replicate(
     full: Tensor, counts: Tensor, owned: Sequence[int], group: dist.ProcessGroup, dim: int = 0, *, aligned: bool
 ) -> Tensor:
     """This rank's part of a full tensor: a copy, no communication."""
-    _check_size("full", full, dim, int(counts.sum()))
+    dim = _check_size("full", full, dim, int(counts.sum()))
     return _moved(full, Take(group, dim, counts, tuple(owned), aligned))
 
 
 def exchange_ranges(local: Tensor, before: Sequence[int], after: Sequence[int], group: dist.ProcessGroup, dim: int = 0) -> Tensor:
     """Moves the boundaries between contiguous ranges, one per rank: aligned <-> `Shard(dim)`. One exchange, no local copy."""
     rank = group.rank()
-    _check_size("sharded", local, dim, before[rank + 1] - before[rank])
+    dim = _check_size("sharded", local, dim, before[rank + 1] - before[rank])
     return _moved(local, Ranges(group, dim, tuple(before), tuple(after)))
 
 
@@ -212,6 +212,15 @@ def _moved_data(local: Tensor, move: Move) -> Tensor:
     return local if moved is rows else moved.movedim(0, move.dim)
 
 
-def _check_size(what: str, local: Tensor, dim: int, expected: int) -> None:
+def own_dim(local: Tensor, dim: int) -> int:
+    """A dim of a tensor, counted from the first."""
+    if not -local.dim() <= dim < local.dim():
+        raise PartitionError(f"the tensor has {local.dim()} dims, and dim {dim} cannot be partitioned")
+    return dim % local.dim()
+
+
+def _check_size(what: str, local: Tensor, dim: int, expected: int) -> int:
+    dim = own_dim(local, dim)
     if local.shape[dim] != expected:
         raise PartitionError(f"the {what} tensor has {local.shape[dim]} positions in dim {dim}, but its counts sum to {expected}")
+    return dim

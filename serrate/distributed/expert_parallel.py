@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from serrate.api.jit import jit
 from serrate.distributed import bounded, convert
-from serrate.distributed.collectives import all_reduce
+from serrate.distributed.collectives import all_reduce, check_agreement, owners_digest
 from serrate.distributed.layout import owned_partitions
 from serrate.errors import CallError, PartitionError
 from serrate.frontend import ops
@@ -59,6 +59,10 @@ class ExpertParallel(ParallelStyle):
             raise PartitionError(f'ExpertParallel takes a mesh of one dim, such as mesh["expert"], got {device_mesh}')
         group = device_mesh.get_group()
         owned = owned_partitions(module.num_experts, group.size(), self.partitions_per_rank)
+        # With `max_tokens` no header is read afterwards, so this is where ranks that differ are found.
+        facts = {"experts": module.num_experts, "a digest of partitions_per_rank": owners_digest(owned), "top_k": module.top_k}
+        facts |= {"embed_dim": module.embed_dim, "max_tokens": self.max_tokens or 0}
+        check_agreement("ExpertParallel", facts, torch.device(device_mesh.device_type), group)
         first = sum(owned[: group.rank()])
         for name in EXPERT_PARAMETERS:
             parameter = getattr(module, name)
@@ -90,7 +94,7 @@ class MoEOverRanks(MoE):
         if self.max_tokens is None:
             exchange = convert.plan_exchange(rows, counts, self.owned, self.group)
             arrived = convert.unaligned_to_aligned(rows, exchange, self.group)
-            worked = self._worked(arrived, exchange.blocks.sum(0).to(arrived.device))
+            worked = self._worked(arrived, exchange.blocks.sum(0).to(arrived.device, non_blocking=True))
             back = convert.aligned_to_unaligned(worked, exchange, self.group)
         else:
             slots = bounded.exchange(counts, self.owned, self.max_tokens, rows.shape[0], self.group)

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from serrate.distributed import convert
+from serrate.distributed.collectives import announced
 from serrate.distributed.layout import owned_partitions
 from serrate.engine import Compiled
 from serrate.errors import PartitionError
@@ -61,11 +62,13 @@ class MeshProgram:
     def __call__(self, *args: Any) -> Any:
         first, *early = _tuple(self._early(*(args[k] for k in self._taken_before)))
         assert isinstance(first, JaggedTensor)
-        rows, counts = _rows_and_counts(first)
-        owned = owned_partitions(counts.shape[0], self.group.size(), self.partitions_per_rank)
+        with announced("swap", first.device, self.group):
+            rows, counts = _rows_and_counts(first)
+            owned = owned_partitions(counts.shape[0], self.group.size(), self.partitions_per_rank)
         exchange = convert.plan_exchange(rows, counts, owned, self.group)
         arrived = convert.unaligned_to_aligned(rows, exchange, self.group)
-        structure = Structure.from_lengths(exchange.blocks.sum(0).to(arrived.device), total=arrived.shape[0], validate=False)
+        lengths = exchange.blocks.sum(0).to(arrived.device, non_blocking=True)
+        structure = Structure.from_lengths(lengths, total=arrived.shape[0], validate=False)
         late = _tuple(self._late(JaggedTensor(arrived, structure), *(args[k] for k in self._taken_after)))
         results = [(late if after else early).pop(0) for after in self._is_after]
         return results[0] if len(results) == 1 else tuple(results)

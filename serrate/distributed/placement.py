@@ -19,6 +19,7 @@ from torch.distributed.tensor import Placement
 from typing_extensions import TypeIs
 
 from serrate.distributed import convert
+from serrate.distributed.collectives import announced
 from serrate.distributed.layout import check_counts, exchange_of, owned_partitions
 from serrate.errors import PartitionError
 
@@ -84,12 +85,11 @@ class PartitionedShard(Placement):
 
     def counts(self, local: Tensor, group: ProcessGroup) -> Tensor:
         """The counts of all ranks, [ranks, partitions], on the host: gathered, unless the splits have them."""
-        owned = self.owned(group.size())
         if self.matrix is not None:
             return check_counts(torch.tensor(self.matrix, device="cpu"), group.size(), self.num_partitions)
-        return convert.gathered_counts(
-            local, torch.tensor(self._own_row(), dtype=torch.int64, device="cpu"), owned, group, self.dim, self.aligned
-        )
+        with announced("gather", local.device, group):
+            row, owned, dim = self._own_row(), self.owned(group.size()), convert.own_dim(local, self.dim)
+        return convert.gathered_counts(local, row, owned, group, dim, self.aligned)
 
     def _unaligned_to_replicate(
         self, local_tensor: Tensor, mesh: DeviceMesh, mesh_dim: int, current_logical_shape: Sequence[int]
@@ -114,13 +114,13 @@ class PartitionedShard(Placement):
     def _unaligned_to_aligned_shard(self, local_tensor: Tensor, mesh: DeviceMesh, mesh_dim: int) -> Tensor:
         """One exchange of counts, unless the splits are a matrix; one of data; then blocks are reordered."""
         group = mesh.get_group(mesh_dim)
-        owned = self.owned(group.size())
         if self.matrix is not None:
-            exchange = exchange_of(self.counts(local_tensor, group), owned, group.rank())
+            exchange = exchange_of(self.counts(local_tensor, group), self.owned(group.size()), group.rank())
         else:
-            exchange = convert.plan_exchange(
-                local_tensor, torch.tensor(self._own_row(), dtype=torch.int64, device="cpu"), owned, group, self.dim
-            )
+            with announced("swap", local_tensor.device, group):
+                row, owned = self.without_row_unless(aligned=False)._own_row(), self.owned(group.size())
+                dim = convert.own_dim(local_tensor, self.dim)
+            exchange = convert.plan_exchange(local_tensor, row, owned, group, dim)
         return convert.unaligned_to_aligned(local_tensor, exchange, group, self.dim)
 
     def _aligned_to_unaligned_shard(self, local_tensor: Tensor, mesh: DeviceMesh, mesh_dim: int) -> Tensor:
@@ -154,10 +154,10 @@ class PartitionedShard(Placement):
         counts = self.counts(full, group)
         return convert.from_replicate(full, counts, self.owned(group.size()), group, self.dim, aligned=aligned)
 
-    def _own_row(self) -> Row:
+    def _own_row(self) -> Tensor:
         if self.row is None:
             raise PartitionError("this conversion needs splits: this rank's row, or the matrix of all ranks x partitions")
-        return self.row
+        return torch.tensor(self.row, dtype=torch.int64, device="cpu")
 
 
 def _is_matrix(splits: Row | tuple[Row, ...]) -> TypeIs[tuple[Row, ...]]:

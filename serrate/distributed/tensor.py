@@ -160,13 +160,9 @@ class PartitionedTensor(Tensor):
         placements = _placements(mesh, placement)
         layout = MeshLayout(mesh, placements, torch.empty(0, device="cpu"))
         shard = layout.shard
-        if not shard.dim < local.dim():
-            raise PartitionError(f"the tensor has {local.dim()} dims, and dim {shard.dim} cannot be partitioned")
-        group = layout.group
         if counts is None:
-            if shard.splits is None:
-                raise PartitionError("from_local needs splits: this rank's counts, or the matrix of all ranks x partitions")
-            counts = shard.counts(local, group)
+            counts = shard.counts(local, layout.group)
+        convert.own_dim(local, shard.dim)
         layout = layout.with_shard(
             shard.without_splits(), check_counts(counts.cpu(), mesh.size(layout.mesh_dim), shard.num_partitions)
         )
@@ -256,7 +252,7 @@ class PartitionedTensor(Tensor):
         blocks = (
             layout.counts[:, first : first + layout.owned[layout.rank]].T if layout.shard.aligned else layout.counts[layout.rank]
         )
-        lengths = blocks.contiguous().to(self.device)
+        lengths = blocks.contiguous().to(self.device, non_blocking=True)
         structure = Structure.from_lengths(lengths, dim=layout.dim, total=layout.local_size, validate=False)
         return JaggedTensor(self.to_local(), structure)
 

@@ -147,9 +147,9 @@ def test_counts_that_do_not_fit_fail_on_every_rank() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rank: {"dtype": torch.float64 if rank else torch.float32}, "element size: 4 here, 8 there"),
+        (lambda rank: {"dtype": torch.float64 if rank else torch.float32}, "dtype: torch.float32 here, torch.float64 there"),
         (lambda rank: {"features": 3 + rank}, "width: 3 here, 4 there"),
-        (lambda rank: {"owned": (3, 1) if rank else (2, 2)}, "owners|another rank stopped"),
+        (lambda rank: {"owned": (3, 1) if rank else (2, 2)}, "how many partitions each rank owns"),
     ],
 )
 def test_ranks_that_disagree_fail(change: Any, message: str) -> None:
