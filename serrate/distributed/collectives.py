@@ -49,20 +49,23 @@ class Header:
     """A digest of its name."""
     width: int
     """Elements per position."""
+    shape: int
+    """A digest of the sizes of all dims but the sharded one."""
+    aligned: int
     gradients: int
     """1 if gradients are recorded: their exchange, too, needs every rank."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        return self.partitions, self.owners, self.dim, self.dtype, self.width, self.gradients
+        return self.partitions, self.owners, self.dim, self.dtype, self.width, self.shape, self.aligned, self.gradients
 
     def differs_in(self, other: Sequence[int]) -> str | None:
         """The first field in which another header differs, and its value there."""
         for field, mine, theirs in zip(fields(self), self.numbers, other, strict=True):
             if mine == theirs:
                 continue
-            if field.name == "owners":
-                return "how many partitions each rank owns"
+            if field.name in _DIGESTS:
+                return _DIGESTS[field.name]
             if field.name == "gradients":
                 return f"gradients are recorded {'here' if mine else 'there'} only; call requires_grad_() on all ranks or none"
             if field.name == "dtype":
@@ -71,24 +74,27 @@ class Header:
         return None
 
 
+_DIGESTS = {"owners": "how many partitions each rank owns", "shape": "the shape besides the sharded dim"}
+
 HEADER = len(fields(Header)) + 1
 """The length of a header in a message: its fields, then 1 if the sender has already failed."""
 
 
-def header_of(local: Tensor, dim: int, partitions: int, owned: Sequence[int]) -> Header:
+def header_of(local: Tensor, dim: int, owned: Sequence[int], aligned: bool) -> Header:
     """The header of an exchange of `local` along `dim`."""
-    width = prod(local.shape[:dim]) * prod(local.shape[dim + 1 :])
+    rest = (*local.shape[:dim], *local.shape[dim + 1 :])
     recorded = local.requires_grad and torch.is_grad_enabled()
-    return Header(partitions, owners_digest(owned), dim, crc32(str(local.dtype).encode()), width, int(recorded))
+    dtype = crc32(str(local.dtype).encode())
+    return Header(sum(owned), digest(owned), dim, dtype, prod(rest), digest(rest), int(aligned), int(recorded))
 
 
-def owners_digest(owned: Sequence[int]) -> int:
-    """A number that tells apart how many partitions each rank owns."""
-    return hash(tuple(owned)) % (1 << 61)
+def digest(sizes: Sequence[int]) -> int:
+    """A number that tells sequences of sizes apart, in every process alike."""
+    return hash(tuple(sizes)) % (1 << 61)
 
 
 def swap_room(ranks: int) -> int:
-    """Int64s of a message of counts from one rank to another: a header, and counts of 57 partitions or, on few ranks, more."""
+    """Int64s of a message of counts from one rank to another: a header, and counts of 55 partitions or, on few ranks, more."""
     return max(64, 1024 // ranks)
 
 

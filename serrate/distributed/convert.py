@@ -44,7 +44,7 @@ def plan_exchange(
     """
     partitions, dim = sum(owned), own_dim(local, dim)
     checked = CheckedRow.of(row, partitions, local.shape[dim] if expected is None else expected, local.device)
-    own, received = swap_counts(checked, owned, header_of(local, dim, partitions, owned), group)
+    own, received = swap_counts(checked, owned, header_of(local, dim, owned, aligned=False), group)
     return exchange_from(own, received, owned)
 
 
@@ -56,7 +56,7 @@ def gathered_counts(
     width = owned[rank] * ranks if aligned else partitions
     checked = CheckedRow.of(row, width, local.shape[dim], local.device)
     room = max(owned) * ranks if aligned else partitions
-    rows = gather_counts(checked, room, header_of(local, dim, partitions, owned), group)
+    rows = gather_counts(checked, room, header_of(local, dim, owned, aligned), group)
     if not aligned:
         return rows
     return torch.cat([rows[r, : n * ranks].view(n, ranks) for r, n in enumerate(owned)]).T.contiguous()

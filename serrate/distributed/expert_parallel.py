@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from serrate.api.jit import jit
 from serrate.distributed import bounded, convert
-from serrate.distributed.collectives import all_reduce, check_agreement, owners_digest
+from serrate.distributed.collectives import all_reduce, check_agreement, digest
 from serrate.distributed.layout import owned_partitions
 from serrate.errors import CallError, PartitionError
 from serrate.frontend import ops
@@ -60,7 +60,7 @@ class ExpertParallel(ParallelStyle):
         group = device_mesh.get_group()
         owned = owned_partitions(module.num_experts, group.size(), self.partitions_per_rank)
         # With `max_tokens` no header is read afterwards, so this is where ranks that differ are found.
-        facts = {"experts": module.num_experts, "a digest of partitions_per_rank": owners_digest(owned), "top_k": module.top_k}
+        facts = {"experts": module.num_experts, "a digest of partitions_per_rank": digest(owned), "top_k": module.top_k}
         facts |= {"embed_dim": module.embed_dim, "max_tokens": self.max_tokens or 0}
         check_agreement("ExpertParallel", facts, torch.device(device_mesh.device_type), group)
         first = sum(owned[: group.rank()])

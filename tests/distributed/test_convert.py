@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -147,23 +146,76 @@ def test_counts_that_do_not_fit_fail_on_every_rank() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rank: {"dtype": torch.float64 if rank else torch.float32}, "dtype: torch.float32 here, torch.float64 there"),
-        (lambda rank: {"features": 3 + rank}, "width: 3 here, 4 there"),
-        (lambda rank: {"owned": (3, 1) if rank else (2, 2)}, "how many partitions each rank owns"),
+        ({"dtype": torch.float64}, "dtype: torch.float32 here, torch.float64 there"),
+        ({"dtype": torch.int32}, "dtype: torch.float32 here, torch.int32 there"),
+        ({"features": (4,)}, "width: 6 here, 4 there"),
+        ({"features": (3, 2)}, "the shape besides the sharded dim"),
+        ({"features": (6,)}, "the shape besides the sharded dim"),
+        ({"owned": (3, 1)}, "how many partitions each rank owns"),
+        ({"requires_grad": True}, "gradients are recorded there only"),
+        ({"counts": 4000}, "partitions: 4 here, 4000 there"),
     ],
 )
-def test_ranks_that_disagree_fail(change: Any, message: str) -> None:
+@pytest.mark.parametrize("exchanged", [convert.plan_exchange, convert.gathered_counts])
+def test_ranks_that_disagree_fail(exchanged: Any, change: Any, message: str) -> None:
     caught: dict[int, str] = {}
 
     def work(rank: int, ranks: int) -> None:
-        options = {"dtype": torch.float32, "features": 3, "owned": (2, 2), **change(rank)}
-        local = torch.zeros(int(PAPER[rank].sum()), options["features"], dtype=options["dtype"])
+        options = {"dtype": torch.float32, "features": (2, 3), "counts": 4, **(change if rank else {})}
+        row = torch.ones(options["counts"], dtype=torch.int64)
+        local = torch.zeros(options["counts"], *options["features"], dtype=options["dtype"])
+        local.requires_grad_(options.get("requires_grad", False))
         with pytest.raises(ExchangeError) as error:
-            convert.gathered_counts(local, PAPER[rank], options["owned"], world())
+            exchanged(local, row, options.get("owned", (options["counts"] // 2,) * 2), world())
         caught[rank] = str(error.value)
 
     on_threads(2, work)
-    assert re.search(message, caught[0]) and caught[1]
+    assert message in caught[0] and "do not agree" in caught[1]
+
+
+def test_ranks_in_different_layouts_fail() -> None:
+    def work(rank: int, ranks: int) -> None:
+        with pytest.raises(ExchangeError, match=r"aligned: [01] here, [01] there"):
+            convert.gathered_counts(torch.zeros(4), torch.tensor([2, 2]), (1, 1), world(), aligned=rank == 1)
+
+    on_threads(2, work)
+
+
+@pytest.mark.parametrize("partitions", [6, 1100])
+def test_counts_that_do_not_fit_a_message_follow_in_a_second_one(partitions: int) -> None:
+    counts = torch.randint(0, 3, (3, partitions), generator=torch.Generator().manual_seed(0)).tolist()
+    owned = [partitions - 4, 0, 4]
+
+    def work(rank: int, ranks: int) -> None:
+        mine, ours = tensor(unaligned(counts, rank)), tensor(aligned(counts, owned, rank))
+        plan = convert.plan_exchange(mine, torch.tensor(counts[rank]), owned, world())
+        assert torch.equal(convert.unaligned_to_aligned(mine, plan, world()), ours)
+        assert convert.gathered_counts(mine, torch.tensor(counts[rank]), owned, world()).tolist() == counts
+        row = torch.tensor(plan.aligned_splits, dtype=torch.int64)
+        assert convert.gathered_counts(ours, row, owned, world(), aligned=True).tolist() == counts
+
+    on_threads(3, work)
+
+
+def test_dims_count_from_the_end_too() -> None:
+    def work(rank: int, ranks: int) -> None:
+        mine, ours = tensor(unaligned(PAPER.tolist(), rank), 2), tensor(aligned(PAPER.tolist(), [2, 2], rank), 2)
+        plan = convert.plan_exchange(mine, PAPER[rank], (2, 2), world(), -1 if rank else 2)
+        assert torch.equal(convert.unaligned_to_aligned(mine, plan, world(), -1), ours)
+        with pytest.raises(PartitionError, match="has 3 dims, and dim 3 cannot be partitioned"):
+            convert.unaligned_to_aligned(mine, plan, world(), 3)
+
+    on_threads(2, work)
+
+
+def test_views_that_promise_a_conjugate_are_computed_before_they_are_sent() -> None:
+    def work(rank: int, ranks: int) -> None:
+        whole = torch.complex(torch.arange(8.0).view(4, 2), torch.ones(4, 2))
+        plan = convert.plan_exchange(whole, torch.tensor([4, 0]), (1, 1), world())
+        got = convert.unaligned_to_aligned(whole.conj(), plan, world())
+        assert torch.equal(got, torch.cat([whole, whole]).conj().resolve_conj() if rank == 0 else whole[:0])
+
+    on_threads(2, work)
 
 
 def test_sizes_are_checked_before_data_moves() -> None:

@@ -197,6 +197,18 @@ def test_ranks_with_other_dtypes_fail_together() -> None:
     on_threads(2, work)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"max_tokens": 9}, "max_tokens: (0|9) here"), ({"partitions_per_rank": (5, 3)}, "digest of partitions_per_rank")],
+)
+def test_ranks_that_spread_experts_differently_fail_together(options: dict[str, Any], message: str) -> None:
+    def work(rank: int, ranks: int) -> None:
+        with pytest.raises(ExchangeError, match=f"do not agree about ExpertParallel: .*{message}"):
+            parallelize_module(model().moe, init_device_mesh("cpu", (ranks,)), ExpertParallel(**(options if rank else {})))
+
+    on_threads(2, work)
+
+
 def data_and_experts(rank: int, ranks: int, how: str) -> None:
     """On a mesh of data x expert, each row of the mesh holds all experts, and the rows are one data parallel group."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "expert"))

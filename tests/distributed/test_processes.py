@@ -56,15 +56,23 @@ def test_every_conversion_on_processes(ranks: int) -> None:
 
 
 def wrong_counts_then_dead(rank: int, ranks: int) -> Any:
-    """Counts that do not fit on one rank; other numbers of partitions; then a rank that does not come."""
+    """Counts that do not fit on one rank; other numbers of partitions, few and many; then a rank that does not come."""
     messages = []
     local = torch.zeros(int(PAPER[rank].sum()), 2)
     began = time.monotonic()
-    for row, owned in ((PAPER[rank] + rank, (2, 2)), (PAPER[rank][: 4 - rank], (2, 2 - rank))):
-        try:
-            convert.gathered_counts(local if len(row) == 4 else local[: int(row.sum())], row, owned, world())
-        except Exception as error:
-            messages.append(f"{type(error).__name__}: {error}")
+    many = torch.ones(3000 if rank else 4, dtype=torch.int64)
+    cases: list[tuple[torch.Tensor, tuple[int, int]]] = [
+        (PAPER[rank] + rank, (2, 2)),
+        (PAPER[rank][: 4 - rank], (2, 2 - rank)),
+        (many, (len(many) // 2,) * 2),
+    ]
+    for row, owned in cases:
+        mine = local if row.sum() == PAPER[rank].sum() + 4 * rank else torch.zeros(int(row.sum()), 2)
+        for exchanged in (convert.gathered_counts, convert.plan_exchange):
+            try:
+                exchanged(mine, row, owned, world())
+            except Exception as error:
+                messages.append(f"{type(error).__name__}: {error}")
     if rank == 1:
         raise ValueError("this rank stops")
     try:
@@ -78,9 +86,14 @@ def wrong_counts_then_dead(rank: int, ranks: int) -> Any:
 def test_all_ranks_fail_with_a_message_within_the_timeout() -> None:
     (messages, took), dead = on_processes(2, wrong_counts_then_dead, timeout=6.0)
     assert isinstance(dead, Failure) and dead.kind == "ValueError"
-    assert messages[0].startswith("ExchangeError: rank 1 of the group failed before an exchange with rank 0")
-    assert messages[1].startswith("ExchangeError:")
-    assert messages[2].startswith("ExchangeError: the exchange of rows failed on rank 0 of 2: another rank stopped")
+    for failed in messages[:2]:
+        assert failed.startswith("ExchangeError: rank 1 of the group failed before an exchange with rank 0")
+    for there, differing in ((3, messages[2:4]), (3000, messages[4:6])):
+        for message in differing:
+            assert (
+                message == f"ExchangeError: rank 0 and rank 1 do not agree about an exchange: partitions: 4 here, {there} there"
+            )
+    assert messages[6].startswith("ExchangeError: the exchange of rows failed on rank 0 of 2: another rank stopped")
     assert took < 20
 
 

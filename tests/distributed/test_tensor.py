@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from serrate.distributed import PartitionedShard, PartitionedTensor
-from serrate.errors import PartitionError
+from serrate.errors import ExchangeError, PartitionError
 from tests.distributed.ranks import on_threads
 from tests.distributed.test_convert import tensor
 from tests.distributed.test_layout import PAPER, aligned, full, layouts, unaligned
@@ -267,3 +267,22 @@ def test_torch_compile_leaves_its_graph_and_comes_back() -> None:
             torch.testing.assert_close(local.grad, 2 * local)
 
     on_threads(1, work)
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        (lambda rank: PartitionedShard(0, 2, None if rank else [2, 2]), "needs splits"),
+        (lambda rank: PartitionedShard(0, 2 + rank, [2] * (2 + rank)), "3 partitions cannot be shared out equally to 2 ranks"),
+        (lambda rank: PartitionedShard(rank, 2, [2, 2]), "dim 1 cannot be partitioned"),
+    ],
+)
+def test_arguments_that_are_wrong_on_one_rank_fail_on_all(placement: Any, message: str) -> None:
+    def work(rank: int, ranks: int) -> None:
+        mesh, mine = init_device_mesh("cpu", (ranks,)), torch.zeros(4)
+        with pytest.raises(PartitionError if rank else ExchangeError, match=message if rank else "rank 1 of the group failed"):
+            PartitionedTensor.from_local(mine, mesh, placement(rank))
+        with pytest.raises(PartitionError if rank else ExchangeError, match=message if rank else "rank 1 of the group failed"):
+            placement(rank)._unaligned_to_aligned_shard(mine, mesh, 0)
+
+    on_threads(2, work)
