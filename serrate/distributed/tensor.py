@@ -10,7 +10,8 @@ it does nothing, and placements are keys of its caches, where splits that change
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import torch
@@ -35,8 +36,10 @@ class MeshLayout:
     """One for each dim of the mesh; exactly one is a PartitionedShard, without splits."""
     counts: Tensor
     """[ranks, partitions], on the host."""
+    exchanges: dict[tuple[int, ...], Exchange] = field(default_factory=dict)
+    """By how many partitions each rank owns: derived once, for all layouts with the same counts."""
 
-    @property
+    @cached_property
     def mesh_dim(self) -> int:
         return next(k for k, each in enumerate(self.placements) if isinstance(each, PartitionedShard))
 
@@ -63,13 +66,15 @@ class MeshLayout:
     def rank(self) -> int:
         return int(self.mesh.get_local_rank(self.mesh_dim))
 
-    @property
+    @cached_property
     def owned(self) -> tuple[int, ...]:
         return self.shard.owned(self.counts.shape[0])
 
     @property
     def exchange(self) -> Exchange:
-        return exchange_of(self.counts, self.owned, self.rank)
+        if self.owned not in self.exchanges:
+            self.exchanges[self.owned] = exchange_of(self.counts, self.owned, self.rank)
+        return self.exchanges[self.owned]
 
     @property
     def local_size(self) -> int:
@@ -86,7 +91,9 @@ class MeshLayout:
 
     def with_shard(self, shard: PartitionedShard, counts: Tensor | None = None) -> MeshLayout:
         placements = (*self.placements[: self.mesh_dim], shard, *self.placements[self.mesh_dim + 1 :])
-        return MeshLayout(self.mesh, placements, self.counts if counts is None else counts)
+        if counts is not None:
+            return MeshLayout(self.mesh, placements, counts)
+        return MeshLayout(self.mesh, placements, self.counts, self.exchanges)
 
     def with_dim(self, dim: int, counts: Tensor | None = None) -> MeshLayout:
         return self.with_shard(replace(self.shard, dim=dim), counts)
@@ -294,6 +301,12 @@ class PartitionedTensor(Tensor):
         return DTensor.from_local(
             local.contiguous(), self.device_mesh, self._with(placement), run_check=False, shape=self.shape, stride=stride
         )
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise PartitionError("a PartitionedTensor has no numpy(); call to_local().numpy() or full_tensor().numpy()")
+
+    def tolist(self) -> Any:
+        raise PartitionError("a PartitionedTensor has no tolist(); call to_local().tolist() or full_tensor().tolist()")
 
     # The base class declares these two without types.
     __repr__: Any = _shown

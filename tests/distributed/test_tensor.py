@@ -188,6 +188,8 @@ def test_a_sum_over_the_sharded_dim_is_over_all_ranks() -> None:
         (lambda x: x[3], "not defined for a PartitionedTensor; call to_local"),
         (lambda x: torch.cat([x, x]), "not defined"),
         (lambda x: x.sort(0), "not defined"),
+        (lambda x: x.tolist(), r"call to_local\(\)"),
+        (lambda x: x.numpy(), r"call to_local\(\)"),
         (lambda x: x.amax(0), "over dim 0, which is sharded"),
         (lambda x: x.mean(), "which is sharded"),
         (lambda x: torch.softmax(x, 0), "dim 0 is sharded"),
