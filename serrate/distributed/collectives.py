@@ -155,8 +155,8 @@ class CheckedRow:
     the others hear of it, and raises afterwards."""
 
     counts: Tensor
-    failed: Tensor
-    """[1], int64, on the device of the counts: there they are checked without a copy to the host."""
+    failed: bool | Tensor
+    """Of counts on a device a tensor there, [1], int64: they are checked without a copy to the host."""
     problem: PartitionError | None
     """What is wrong, where the host knows."""
     size: int
@@ -170,15 +170,13 @@ class CheckedRow:
             if not row.is_cpu and row.shape[0] == blocks:
                 counts = row.to(torch.int64)
                 return cls(counts, ((counts < 0).any() | (counts.sum() != size)).to(torch.int64)[None], None, size)
-            counts = check_counts(row[None], 1, blocks)[0]
-            if int(counts.sum()) != size:
-                raise PartitionError(
-                    f"counts {counts.tolist()} sum to {int(counts.sum())}, but the local tensor has {size} positions"
-                )
-            return cls(counts.to(device, non_blocking=True), torch.zeros(1, dtype=torch.int64, device=device), None, size)
+            if row.dtype is not torch.int64 or row.shape[0] != blocks or (blocks and int(row.min()) < 0):
+                row = check_counts(row[None], 1, blocks)[0]
+            if int(row.sum()) != size:
+                raise PartitionError(f"counts {row.tolist()} sum to {int(row.sum())}, but the local tensor has {size} positions")
+            return cls(row if device.type == "cpu" else row.to(device, non_blocking=True), False, None, size)
         except PartitionError as error:
-            nothing = torch.zeros(blocks, dtype=torch.int64, device=device)
-            return cls(nothing, torch.ones(1, dtype=torch.int64, device=device), error, size)
+            return cls(torch.zeros(blocks, dtype=torch.int64, device=device), True, error, size)
 
 
 def swap_counts(row: CheckedRow, owned: Sequence[int], header: Header, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
@@ -193,17 +191,13 @@ def swap_counts(row: CheckedRow, owned: Sequence[int], header: Header, group: di
     sent = row.counts.new_zeros(ranks, room)
     sent[:, :HEADER] = _head(header, row)
     sent[:, HEADER : HEADER + first] = counts[:, :first]
-    got = _swapped(sent, group)
-    # Copied from a device together.
-    host = host_copy(torch.cat([row.counts, got.flatten()]), "an exchange between ranks")
-    partitions = row.counts.shape[0]
-    messages = host[partitions:].view(ranks, room)
+    own, messages = _on_host(row.counts, _swapped(sent, group))
     _agree(messages[:, :HEADER], header, row, rank)
     received = messages[:, HEADER : HEADER + first]
     if most > first:
         rest = _swapped(counts[:, first:].contiguous(), group)
         received = torch.cat([received, host_copy(rest, "an exchange between ranks")], 1)
-    return host[:partitions], received[:, : owned[rank]]
+    return own, received[:, : owned[rank]]
 
 
 def gather_counts(row: CheckedRow, room: int, header: Header, group: dist.ProcessGroup) -> Tensor:
@@ -220,6 +214,14 @@ def gather_counts(row: CheckedRow, room: int, header: Header, group: dist.Proces
     if room > first:
         found = torch.cat([found, host_copy(_gathered(counts[first:], group), "counts of all ranks")], 1)
     return found.contiguous()
+
+
+def _on_host(row: Tensor, messages: Tensor) -> tuple[Tensor, Tensor]:
+    """Both on the host: from a device, with one copy."""
+    if row.is_cpu:
+        return row, host_copy(messages, "an exchange between ranks")
+    host = host_copy(torch.cat([row, messages.flatten()]), "an exchange between ranks")
+    return host[: row.shape[0]], host[row.shape[0] :].view_as(messages)
 
 
 @contextmanager
@@ -269,8 +271,10 @@ def _gathered(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _head(header: Header, row: CheckedRow) -> Tensor:
-    numbers = torch.tensor(header.numbers, dtype=torch.int64, device="cpu")
-    return torch.cat([numbers.to(row.failed.device, non_blocking=True), row.failed])
+    head = torch.tensor([*header.numbers, row.failed is True], dtype=torch.int64, device="cpu")
+    if not row.counts.is_cpu:
+        head = head.to(row.counts.device, non_blocking=True)
+    return torch.cat([head[:-1], row.failed]) if isinstance(row.failed, Tensor) else head
 
 
 def _agree(heads: Tensor, header: Header, row: CheckedRow, rank: int) -> None:
