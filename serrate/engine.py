@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from serrate import logs, settings
+from serrate.analysis.library_calls import library_calls
 from serrate.analysis.vectors import MustDivide
 from serrate.autograd.function import Differentiable
 from serrate.autograd.saved import Save, check_save
@@ -34,7 +35,7 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.values import Read, Role, Tensor
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import arrays_of, stages
-from serrate.modes import is_batch_invariant
+from serrate.modes import is_batch_invariant, is_deterministic
 from serrate.runtime import library, memory
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import NOTHING_KNOWN, Arguments, Binder, BoundCall, KnownRows
@@ -42,6 +43,7 @@ from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, Seen, bound, key_of, profiled, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, ReferenceExecutable, TensorExecutable, load_together
+from serrate.runtime.library_executable import LibraryExecutable
 from serrate.runtime.locks import making
 from serrate.runtime.memory import InMemory
 from serrate.runtime.results import Result, ResultReader, known_rows, remember_rows
@@ -53,6 +55,7 @@ from serrate.schedule.loop_handle import LoopHandle
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import STRATEGIES, check, plan
+from serrate.schedule.strategies.library import LIBRARY, functions
 from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.deferred import Arrival, install_summary
@@ -90,9 +93,12 @@ def build(
     program: TileProgram, chosen: Plan, name: str, backend: str, is_wide: Callable[[Array], bool], title: str | None = None
 ) -> CppExecutable | TensorExecutable:
     """The compiler in one function: schedule, lower, print, build. `is_wide` says which arrays hold int64; `title` is the first
-    line of the generated source."""
+    line of the generated source. A plan that makes the program a library call leaves nothing to lower."""
     scheduled = chosen.apply(program)
-    loops = lower(scheduled, name, (title or f"{name}: {chosen.strategy}", *chosen.lines[1:]), BACKENDS[backend])
+    header = (title or f"{name}: {chosen.strategy}", *chosen.lines[1:])
+    if scheduled.call is not None:
+        return LibraryExecutable(scheduled, scheduled.call, name, header)
+    loops = lower(scheduled, name, header, BACKENDS[backend])
     if backend == "reference":
         return ReferenceExecutable(loops)
     if backend == "cpp":
@@ -168,8 +174,9 @@ class CompiledStage(ABC):
         self.naive, self.arguments = program, arguments
         self._policy, self._shares = policy, shares
         self._built: dict[tuple[str, Candidate], BuiltProgram] = {}
-        self._tuners: dict[tuple[str, torch.device, int], ProgramTuner] = {}
-        self._spaces: dict[tuple[str, Candidate, int], Space] = {}
+        self._tuners: dict[tuple[str, torch.device, int, tuple[str, ...]], ProgramTuner] = {}
+        self._spaces: dict[tuple[str, Candidate, int, tuple[str, ...]], Space] = {}
+        self._calls: dict[Target, tuple[str, ...]] = {}
 
     @abstractmethod
     def planned(self, chosen: Candidate, target: Target) -> Plan:
@@ -218,14 +225,23 @@ class CompiledStage(ABC):
             call.device,
         )
 
+    def _library_calls(self, backend: str) -> tuple[str, ...]:
+        """The library functions that are candidates: none under torch's deterministic mode."""
+        target = BACKENDS[backend]
+        found = self._calls.get(target)
+        if found is None:
+            found = self._calls[target] = functions(self.naive, target)
+        return () if is_deterministic() else found
+
     def _tuner(self, backend: str, device: torch.device) -> ProgramTuner:
-        at = (backend, device, torch.get_num_threads())
+        calls = self._library_calls(backend)
+        at = (backend, device, torch.get_num_threads(), calls)
         found = self._tuners.get(at)
         if found is None:
             tensors = (*self.naive.inputs, *self.naive.outputs)
             key = ProgramKey(
                 # Notes name lines of the source: a kernel that moves within its file keeps its records.
-                text_digest(replace(self.naive, notes=()), *sorted(self.fixed().items())),
+                text_digest(replace(self.naive, notes=()), *sorted(self.fixed().items()), *calls),
                 tuple(f"{str(t.dtype).removeprefix('torch.')}[{len(t.storage)}]" for t in tensors),
                 backend,
                 device_identity(device, at[2]),
@@ -235,10 +251,10 @@ class CompiledStage(ABC):
         return found
 
     def _space(self, usual: Candidate, backend: str) -> Space:
-        key = (backend, usual, torch.get_num_threads())
+        key = (backend, usual, torch.get_num_threads(), self._library_calls(backend))
         found = self._spaces.get(key)
         if found is None:
-            found = self._spaces[key] = space_of(self.naive, usual, BACKENDS[backend], key[2], self.fixed())
+            found = self._spaces[key] = space_of(self.naive, usual, BACKENDS[backend], key[2], self.fixed(), key[3])
         return found
 
     def built(self, call: BoundCall, backend: str, chosen: Candidate) -> BuiltProgram:
@@ -281,6 +297,8 @@ class CompiledStage(ABC):
             return self.arguments.array(call, array).dtype == torch.int64
 
         built = build(self.naive, chosen, self.naive.name, backend, wide, self.header(chosen))
+        if isinstance(built, LibraryExecutable):
+            built.require(call.device)
         _sources.debug("%s", built.source)
         allocated = self.allocated(built.program)
         private = tuple(t for t in allocated if t.role is Role.PRIVATE)
@@ -411,7 +429,7 @@ class FusionStage(CompiledStage):
         """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
         if call.computed or is_paused():
             return self.bound(call)
-        modes = (settings.current().plans, is_batch_invariant())
+        modes = (settings.current().plans, is_batch_invariant(), is_deterministic())
         key = (self._number, call.numbers, call.device, call.hints, *modes)
         owners = tuple(call.args[k] for k in self.binder.offsets)
         if owners:
@@ -477,6 +495,11 @@ class FusionStage(CompiledStage):
             named = "by_hand" if owner.hand else owner.strategy
             strategy, options = invariant(named, owner.options, BACKENDS[backend], self.naive.name)
             return Candidate(strategy, tuple(options.items()))
+        if owner.strategy == LIBRARY and is_deterministic():
+            raise StrategyError(
+                f"{self.naive.name}: library calls are not used under torch.use_deterministic_algorithms(True), because their bits "
+                "may depend on the number of threads; name another strategy, or none"
+            )
         if owner.strategy is not None or owner.hand is not None:
             return Candidate(owner.strategy or "by_hand", tuple(owner.options.items()))
         return None
@@ -687,7 +710,10 @@ class Compiled:
         return drawing(recorded, len(drawn), _device_of(args)) if drawn else recorded
 
     def _like_this(self, fusion: Fusion) -> Compiled:
-        """Another fusion, compiled in the same way."""
+        """Another fusion, compiled in the same way. One that is derived from a library call need not be such a call."""
+        programs = [stage for stage in stages(fusion) if isinstance(stage, TileProgram)] if self.strategy == LIBRARY else []
+        if not all(map(library_calls, programs)):
+            return Compiled(fusion, self.backend, save=self.save, policy=self.policy)
         return Compiled(fusion, self.backend, self.strategy, save=self.save, policy=self.policy, **self.options)
 
     def once(

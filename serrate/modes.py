@@ -1,6 +1,7 @@
 """Modes: settings that apply to all calls inside a `with` block.
 
-In: `batch_invariant`, around calls. Out: `is_batch_invariant()`, which is part of the cache key of every plan and prepared call.
+In: `batch_invariant`, around calls. Out: `is_batch_invariant()`, which is part of the cache key of every plan and prepared call,
+and so is torch's own mode, `is_deterministic()`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import functools
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from serrate.errors import TraceError
 
@@ -20,6 +23,10 @@ _tracing: ContextVar[bool] = ContextVar("serrate_tracing", default=False)
 
 is_batch_invariant: Callable[[], bool] = _invariant.get
 """Whether the bits of a row's result must depend on that row alone. Read at every call."""
+
+is_deterministic: Callable[[], bool] = torch.are_deterministic_algorithms_enabled
+"""Whether `torch.use_deterministic_algorithms` is on: no plan calls a library then, whose bits may depend on the number of
+threads. Read at every call."""
 
 
 class batch_invariant:

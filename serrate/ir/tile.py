@@ -4,6 +4,7 @@ In: a fusion lowered op by op, or a traced kernel. Out: the same program with ot
 only, and a schedule never changes them; it changes the domains that loops run over, and analysis connects the two.
 
     program   ::= phase*                          phases run one after the other, each one launch
+                | Library(function, targets, values, ...)   one call on whole tensors, if a schedule chose it
     phase     ::= name, statement*, lanes
     statement ::= Loop(domain, kind, statement*)  kind: grid (spread over workers), serial, lanes (one block)
                 | Store(tensor, index, value)     tensor[index] = value
@@ -246,8 +247,8 @@ class Along:
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """A call of a runtime function on whole tensors, for what is not a loop nest (sorting). In fusions only: a call ends
-    one stage and starts the next."""
+    """A call of a runtime function on whole tensors. In fusions, for what is not a loop nest (sorting): it ends one stage and
+    starts the next. A tile program that is exactly such a call may be scheduled as one."""
 
     function: str
     targets: tuple[Tensor, ...]
@@ -255,10 +256,16 @@ class Library:
     """The arguments, as reads."""
     options: tuple[int | Expr, ...] = ()
     """Numbers; an expression is evaluated in each call."""
+    keywords: tuple[tuple[str, float], ...] = ()
+    """Constants, by name."""
+    rows: tuple[Array, ...] = ()
+    """The offsets of the arguments' rows, if the function goes by rows."""
 
     def __str__(self) -> str:
         targets = ", ".join(t.name for t in self.targets)
-        return f"{targets} = {self.function}({', '.join([*map(str, self.values), *map(str, self.options)])})"
+        rows = f" by rows of {', '.join(map(str, dict.fromkeys(self.rows)))}" if self.rows else ""
+        given = [*map(str, self.values), *map(str, self.options), *(f"{name}={value}" for name, value in self.keywords)]
+        return f"{targets} = {self.function}({', '.join(given)}){rows}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,6 +360,8 @@ class TileProgram:
     """The upper bound of the elements of these arrays: the number of positions or rows."""
     notes: tuple[str, ...] = field(default=())
     """For each loop, the values it carries and the reductions they were recognised as."""
+    call: Library | None = None
+    """The library call that computes all of it, if a schedule chose one; there are no phases then."""
 
     def __str__(self) -> str:
         return text(self)
@@ -496,6 +505,7 @@ def text(program: TileProgram) -> str:
     lines += [f"  output {t}" for t in program.outputs]
     lines += [f"  carried {note}" for note in program.notes]
     begins = {a.domain.uid: a.begin for a in program.axes if a.looped and a.begin.value != 0}
+    lines += [] if program.call is None else [f"  {program.call}"]
     for phase in program.phases:
         lanes = f" with lanes {', '.join(map(str, phase.lanes))}" if phase.lanes else ""
         lines.append(f"  phase {phase.name}{lanes}:")

@@ -17,6 +17,7 @@ import torch
 from serrate.analysis.guards import Need, condition, needed, settled
 from serrate.analysis.indices import Indices
 from serrate.analysis.inspection.lanes import LaneCount, count_lanes
+from serrate.analysis.library_calls import library_calls
 from serrate.draw import draw_domains, draw_loops
 from serrate.errors import SerrateError
 from serrate.ir.expr import Array, Element, Less, Symbol, symbol
@@ -30,6 +31,7 @@ from serrate.runtime.dispatch import Prepared
 from serrate.runtime.memory import InMemory, whole
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import STRATEGIES
+from serrate.schedule.strategies.library import LIBRARY
 from serrate.schedule.target import Target
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.display.describe import ragged_dims
@@ -209,7 +211,8 @@ def _trials(asked: StageFacts) -> tuple[Trial, ...]:
     current = asked.ready.plan.strategy
     # A schedule by hand is the only one.
     for strategy in STRATEGIES if current in STRATEGIES else (current,):
-        if all(trial.strategy != strategy for trial in found):
+        possible = strategy != LIBRARY or bool(library_calls(asked.program))
+        if possible and all(trial.strategy != strategy for trial in found):
             chosen = strategy == current and not any(trial.chosen for trial in found)
             found.append(_trial(asked, Candidate(strategy), None, chosen, set()))
     return tuple(found)
@@ -226,9 +229,12 @@ def _trial(asked: StageFacts, candidate: Candidate, tried: Tried | None, chosen:
     return Trial(str(candidate), candidate.strategy, chosen, seconds, reason, lanes)
 
 
-def _lanes(asked: StageFacts, plan: Plan) -> LaneCount:
-    """The lanes of a program under a plan, for the rows of a call."""
-    program = lower(plan.apply(asked.program), asked.program.name, (), asked.target)
+def _lanes(asked: StageFacts, plan: Plan) -> LaneCount | None:
+    """The lanes of a program under a plan, for the rows of a call; a library's are not known."""
+    scheduled = plan.apply(asked.program)
+    if scheduled.call is not None:
+        return None
+    program = lower(scheduled, asked.program.name, (), asked.target)
     arrays, numbers = asked.data(program)
     data = {array: whole(found) for array, found in arrays.items()}
     return count_lanes(program, data, numbers, in_order=asked.target.lanes_in_order)

@@ -34,7 +34,7 @@ from torch.autograd.profiler import record_function
 from serrate import settings
 from serrate.frontend.leaves import causal_variant
 from serrate.ir.expr import Array
-from serrate.modes import is_batch_invariant
+from serrate.modes import is_batch_invariant, is_deterministic
 from serrate.runtime import memory
 from serrate.runtime.launch import CppExecutable, TensorExecutable
 from serrate.runtime.locks import Lock
@@ -84,7 +84,7 @@ def key_of(
     leaves instead of part of the key.
     """
     if key is None:
-        key = [get_num_threads(), is_grad_enabled(), settings.current().plans, is_batch_invariant()]
+        key = [get_num_threads(), is_grad_enabled(), settings.current().plans, is_batch_invariant(), is_deterministic()]
     on_device: torch.Tensor | None = None
     for value in values:
         kind = type(value)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from serrate.analysis.indices import Indices
+from serrate.analysis.library_calls import library_calls
 from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain, ParallelType
@@ -326,6 +327,16 @@ def mark(program: TileProgram, phase: str, domain: str, kind: str) -> TileProgra
         return (*loops[:k], (loops[k][0], wanted), *loops[k + 1 :])
 
     return _relooped(program, phase, change)
+
+
+def call(program: TileProgram, function: str) -> TileProgram:
+    """for ...: s;  for ...: t   ->   out = function(...)   for a program that is exactly this call"""
+    found = library_calls(program)
+    if not found:
+        raise ScheduleError(f"{program.name} is not exactly one library call: a grouped matrix product, or attention within rows")
+    if function not in found:
+        raise ScheduleError(f"{program.name} is not {function}; it is {' or '.join(found)}")
+    return replace(program, phases=(), call=found[function])
 
 
 def share(program: TileProgram, phase: str) -> TileProgram:
@@ -740,6 +751,7 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
             mark,
             inline,
             align,
+            call,
             share,
             rfactor,
             two_pass,

@@ -18,7 +18,7 @@ WIDTH = 96
 
 
 def tree(program: TileProgram) -> tuple[str, ...]:
-    """The loops of a program, outermost first, with the statements in them.
+    """The loops of a program, outermost first, with the statements in them; or its library call.
 
     >>> from serrate.ir.domains import IterDomain
     >>> from serrate.ir.tile import SERIAL, Phase
@@ -26,6 +26,8 @@ def tree(program: TileProgram) -> tuple[str, ...]:
     >>> tree(TileProgram("p", (), (), (Phase("T1", (Loop(rows, SERIAL, ()),)),)))
     ('serial i 6',)
     """
+    if program.call is not None:
+        return (str(program.call),)
     return tuple(line for phase in program.phases for line in _lines(phase.body, ""))
 
 

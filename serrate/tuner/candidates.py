@@ -1,8 +1,8 @@
 """Candidates: the plans that may be tried for a program.
 
 In: a program, a target and the choice that is made without measuring. Out: candidates. `Space.openings` has every strategy once,
-`Space.variants` the neighbours of a candidate: other tile sizes, other warps. Whether a candidate is legal shows when it is
-planned; one that is not carries the reason.
+and every library call that the program is; `Space.variants` the neighbours of a candidate: other tile sizes, other warps. Whether
+a candidate is legal shows when it is planned or built; one that is not carries the reason.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import ORDERS
 from serrate.schedule.sizes import sizes
-from serrate.schedule.strategies import STRATEGIES
+from serrate.schedule.strategies import NAMED, STRATEGIES
+from serrate.schedule.strategies.library import LIBRARY
 from serrate.schedule.target import Target
 from serrate.tensor.hints import NO_HINTS, Hints
 
 Sizes = tuple[tuple[str, int], ...]
+Options = tuple[tuple[str, int | str], ...]
 HOST = "host"
 """Stands for a strategy in candidates for the tunables of a kernel's host code."""
 
@@ -27,12 +29,12 @@ HOST = "host"
 class Candidate:
     """What a plan is made from.
 
-    >>> print(Candidate("masked", (("rows", 16),)), Candidate("maskless", lanes=(("k", 64),)))
-    masked(rows=16) maskless(k=64)
+    >>> print(Candidate("masked", (("rows", 16),)), Candidate("maskless", lanes=(("k", 64),)), Candidate("library", (("call", "mm"),)))
+    masked(rows=16) maskless(k=64) library(call=mm)
     """
 
     strategy: str
-    options: Sizes = ()
+    options: Options = ()
     """Options of the strategy, in the order in which they were given."""
     lanes: Sizes = ()
     """Tile sizes of a kernel, by axis name."""
@@ -67,8 +69,9 @@ def candidate_of(given: Mapping[str, Any]) -> Candidate:
     strategy, options, lanes = given.get("strategy"), given.get("options"), given.get("lanes")
     if strategy not in (*STRATEGIES, HOST) or not isinstance(options, dict) or not isinstance(lanes, dict):
         raise ValueError(f"not a candidate: {given!r}")
-    if any(not isinstance(size, int) for size in (*options.values(), *lanes.values())):
-        raise ValueError(f"the options of a candidate are numbers: {given!r}")
+    numbers = [size for name, size in options.items() if name not in NAMED or size not in NAMED[name]]
+    if any(not isinstance(size, int) for size in (*numbers, *lanes.values())):
+        raise ValueError(f"the options of a candidate are numbers, or names of library calls: {given!r}")
     threads, order = given.get("threads"), given.get("order")
     if order not in ORDERS or not isinstance(threads, int | None):
         raise ValueError(f"not a candidate: {given!r}")
@@ -127,12 +130,15 @@ class Space:
     of_kernel: bool = False
     threads: int = 1
     """How many threads a CPU runs now."""
+    calls: tuple[str, ...] = ()
+    """The library functions that compute exactly this program."""
 
     def openings(self, hints: Hints = NO_HINTS) -> list[Candidate]:
-        """The usual choice, and every other strategy once; the one that hints make likely comes first of these."""
-        others = [name for name in STRATEGIES if name != self.usual.strategy]
+        """The usual choice, library calls, for which nothing is compiled, and every other strategy once; the one that hints make
+        likely comes first of these."""
+        others = [name for name in STRATEGIES if name not in (self.usual.strategy, LIBRARY)]
         others.sort(key=lambda name: name != LIKELY.get(hints.distribution or ""))
-        return [self.usual, *map(Candidate, others)]
+        return [self.usual, *(Candidate(LIBRARY, (("call", name),)) for name in self.calls), *map(Candidate, others)]
 
     def variants(self, candidate: Candidate) -> list[Candidate]:
         """The candidate with one thing changed."""
@@ -157,8 +163,9 @@ class Space:
         return found
 
     def sharings(self, candidate: Candidate, hints: Hints = NO_HINTS) -> list[Candidate]:
-        """The candidate with its work shared otherwise between threads. Nothing is compiled for these."""
-        if self.target.many_workers or self.threads == 1:
+        """The candidate with its work shared otherwise between threads, unless a library shares it. Nothing is compiled for
+        these."""
+        if self.target.many_workers or self.threads == 1 or candidate.strategy == LIBRARY:
             return []
         orders = [order for order in ORDERS if order != candidate.order]
         if hints.access_pattern == "random":
@@ -173,10 +180,13 @@ class Space:
         return list(dict.fromkeys(found))
 
 
-def space_of(program: TileProgram, usual: Candidate, target: Target, threads: int, fixed: Iterable[str] = ()) -> Space:
-    """The candidates for a program; the user chose the tiles of the `fixed` axes of a kernel."""
+def space_of(
+    program: TileProgram, usual: Candidate, target: Target, threads: int, fixed: Iterable[str] = (), calls: tuple[str, ...] = ()
+) -> Space:
+    """The candidates for a program; the user chose the tiles of the `fixed` axes of a kernel. `calls` are library functions that
+    compute it."""
     if not program.axes:
-        return Space(usual, target, threads=threads)
+        return Space(usual, target, threads=threads, calls=calls)
     chosen = sizes(program, 1, target)
     groups: dict[tuple[object, object], TileGroup] = {}
     for axis in program.axes:

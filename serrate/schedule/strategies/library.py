@@ -1,0 +1,44 @@
+"""library: the program as one call of a vendor library, where it is exactly such a call.
+
+for c: for r[c]: for n: for k: s   ->   out = mm(x, w) by rows
+
+A call is a candidate that is measured and never the choice that is made without measuring. Nothing about it is scheduled: how
+threads share the work is up to the library, and so are the bits.
+"""
+
+from __future__ import annotations
+
+from serrate.analysis.library_calls import FUNCTIONS, library_calls
+from serrate.errors import ScheduleError, StrategyError
+from serrate.ir.tile import TileProgram
+from serrate.schedule.plan import Plan, Recorder
+from serrate.schedule.target import Target
+
+LIBRARY = "library"
+"""The name of the strategy."""
+
+ON_GPU = frozenset(("grouped_mm", "varlen_attn"))
+ON_CPU = frozenset(("mm", "grouped_mm", "scaled_dot_product_attention"))
+"""On a GPU, only functions that read offsets there: lengths are not copied to the host."""
+
+
+def functions(program: TileProgram, target: Target) -> tuple[str, ...]:
+    """The functions that compute exactly this program on a target."""
+    usable = ON_GPU if target.many_workers else ON_CPU
+    return tuple(name for name in library_calls(program) if name in usable)
+
+
+def library(program: TileProgram, target: Target, call: str | None = None, lanes: object = None) -> Plan:
+    """A plan with one step: the whole program is a call of this function, by default of the first that computes it."""
+    if program.axes:
+        raise StrategyError(
+            f"{program.name}: a kernel is not recognised as a library call; name another strategy, or write it as a function "
+            "for serrate.jit"
+        )
+    usual = functions(program, target)
+    recorder = Recorder(program)
+    try:
+        recorder.do("call", call or (usual[0] if usual else FUNCTIONS[0]))
+    except ScheduleError as error:
+        raise StrategyError(f"{LIBRARY}: {error}; name another strategy, or none") from None
+    return recorder.plan(LIBRARY)
