@@ -220,7 +220,7 @@ class CompiledStage(ABC):
     def _laboratory(self, call: BoundCall, backend: str, arena: Arena) -> ProgramLaboratory:
         return ProgramLaboratory(
             lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
-            lambda candidate: (backend, candidate.compiled) in self._built,
+            lambda candidate: candidate.strategy == LIBRARY or (backend, candidate.compiled) in self._built,
             arena,
             call.device,
         )
@@ -497,8 +497,8 @@ class FusionStage(CompiledStage):
             return Candidate(strategy, tuple(options.items()))
         if owner.strategy == LIBRARY and is_deterministic():
             raise StrategyError(
-                f"{self.naive.name}: library calls are not used under torch.use_deterministic_algorithms(True), because their bits "
-                "may depend on the number of threads; name another strategy, or none"
+                f"{self.naive.name}: library calls are not used under torch.use_deterministic_algorithms(True): their bits may "
+                "depend on the number of threads; name another strategy, or none"
             )
         if owner.strategy is not None or owner.hand is not None:
             return Candidate(owner.strategy or "by_hand", tuple(owner.options.items()))

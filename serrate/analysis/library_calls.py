@@ -4,12 +4,13 @@ In: a naive tile program. Out: for every vendor function that computes exactly t
 there is more in the program than that. Elementwise statements are inlined first, so that the sums and statistics of a program are
 compared and not its steps.
 
+    product           O[c, r, n] = sum over k of X[c, r, k] * W[k, n]       also W[n, k]; one weight for all rows
     grouped product   O[c, r, n] = sum over k of X[c, r, k] * W[c, k, n]    also W[c, n, k]; one weight per component
     attention         Z[c, r, s] = sum over k of Q[c, r, k] * K[c, s, k]    with or without heads between c and r
                       Y[c, r, s] = Z * scale, -inf for s > r if it is causal
                       O[c, r, d] = sum over s of exp(Y - M) * V[c, s, d], times 1 / L      M, L: the softmax statistics of Y
 
-Both need rows back to back: `covers` says that every position of an operand belongs to one row, in order. Rows with gaps are not
+All need rows back to back: `covers` says that every position of an operand belongs to one row, in order. Rows with gaps are not
 recognised, and neither are operands that are computed, broadcast or read at computed indices.
 """
 
@@ -142,7 +143,7 @@ def _loops(leaf: Accumulate) -> list[IterDomain]:
 
 
 def _product(found: _Definitions) -> dict[str, Library]:
-    """The calls of a grouped product."""
+    """The calls of a product with one weight, or with one per component."""
     total = found.sum_of(found.value)
     factors = None if total is None else _factors(found, total)
     if total is None or factors is None:
@@ -153,11 +154,14 @@ def _product(found: _Definitions) -> dict[str, Library]:
             pass
         case _:
             return {}
-    weights = ((rows.component, depth.uid, width), (rows.component, width, depth.uid))
-    for k, layout in enumerate(layouts):
-        if layout == (rows, depth.uid) and layouts[1 - k] in weights:
-            operands = (factors[k], factors[1 - k])
-            given = (("transposed", layouts[1 - k] == weights[1]),)
+    for k, (layout, other) in enumerate(zip(layouts, reversed(layouts), strict=True)):
+        matrix = () if other is None else other[-2:]
+        if layout != (rows, depth.uid) or matrix not in ((depth.uid, width), (width, depth.uid)):
+            continue
+        operands, given = (factors[k], factors[1 - k]), (("transposed", matrix == (width, depth.uid)),)
+        if other == matrix:
+            return {"mm": Library("mm", (found.output,), operands, (), given)}
+        if other == (rows.component, *matrix):
             return {name: Library(name, (found.output,), operands, (), given, (rows.offsets,)) for name in PRODUCTS}
     return {}
 
@@ -266,13 +270,17 @@ def _layout(value: Value, loops: Sequence[IterDomain]) -> Layout | None:
 
 
 def _dims(tensor: Tensor, index: Places, loops: Sequence[IterDomain]) -> Layout | None:
-    """The loop along every dim of the memory of a tensor that is accessed at an index; None if there is none along one of them."""
+    """The loop along every dim of the memory of a tensor that is accessed at an index; None if one is not accessed along all of
+    it."""
     places = {own.uid: (own, at) for own, at in zip(tensor.logical, index, strict=True) if isinstance(at, IterDomain)}
     around = {loop.uid: (loop, loop) for loop in loops}
     found: list[int | Rows] = []
     for dim in tensor.memory.storage:
         _, at = places.get(dim.uid, (dim, None))
         if at is not None and at.uid in around:
+            sizes = at.extent_expr.value, dim.extent_expr.value
+            if None not in sizes and sizes[0] != sizes[1]:
+                return None
             found.append(at.uid)
             continue
         # A dim that is accessed at itself holds the rows that the loops themselves go over.

@@ -1,9 +1,9 @@
 """Library executables: a program that is one call of a vendor library, ready to run.
 
 In: a tile program that a plan has made one `Library` call, and a call's tensors. Out: the program's output, written by torch. The
-functions are torch's own: `mm` and `scaled_dot_product_attention` run once per row, and need lengths on the host; `grouped_mm`
-and `varlen_attn` read offsets on the device, and nothing is copied from there. A function takes only some dtypes, sizes and
-devices: `refusal` says why not, before anything runs.
+functions are torch's own. `mm`, with one weight per component, and `scaled_dot_product_attention` run once per row, and need
+lengths on the host; `grouped_mm` and `varlen_attn` read offsets on the device, and nothing is copied from there. A function takes
+only some dtypes, sizes and devices: `refusal` says why not, before anything runs.
 
 Offsets are read when a call is bound. They may be wrong on a device, where they are checked later, so those that a device reads
 are clamped to the rows that exist: no offsets make a call leave its tensors.
@@ -86,11 +86,14 @@ class LibraryExecutable:
 # --- grouped matrix products ---------------------------------------------------------------------------------------------
 
 
-def _mm(offsets: Tensor, *, transposed: bool) -> Run:
-    groups = _spans(offsets)
+def _mm(offsets: Tensor | None = None, *, transposed: bool) -> Run:
+    groups = None if offsets is None else _spans(offsets)
 
     def run(rows: Tensor, weights: Tensor, out: Tensor) -> None:
         weights = weights.mT if transposed else weights
+        if groups is None:
+            torch.mm(rows, weights, out=out)
+            return
         for group, (begin, end) in groups:
             torch.mm(rows[begin:end], weights[group], out=out[begin:end])
 
@@ -106,13 +109,15 @@ def _grouped_mm(offsets: Tensor, *, transposed: bool) -> Run:
         total = len(rows)
         if total not in ends:
             ends[total] = _bounds(offsets, total)[1:]
-        out.copy_(F.grouped_mm(rows, weights.mT if transposed else weights, offs=ends[total]))
+        found = F.grouped_mm(rows, weights.mT if transposed else weights, offs=ends[total])
+        # Buffers on a device may be longer than their rows.
+        out.copy_(found[: len(out)])
 
     return run
 
 
-def _refuses_mm(call: Library, device: torch.device) -> str:
-    return "" if device.type == "cpu" else "needs lengths on the host, which are not copied from a device"
+def _refuses_device(call: Library, device: torch.device) -> str:
+    return "" if device.type == "cpu" or not call.rows else "needs lengths on the host, which are not copied from a device"
 
 
 def _refuses_grouped_mm(call: Library, device: torch.device) -> str:
@@ -174,7 +179,7 @@ def _varlen_attn(queries: Tensor, keys: Tensor, *, scale: float, is_causal: bool
         # The longest rows are no longer than all of them together, which the host knows.
         found = varlen_attn(q, k, v, own, other, *totals, scale=scale, window_size=(-1, 0 if is_causal else -1))
         assert isinstance(found, Tensor)
-        out.copy_(found.view(out.shape))
+        out.copy_(found[: len(out)].view(out.shape))
 
     return run
 
@@ -200,9 +205,9 @@ def _refuses_varlen_attn(call: Library, device: torch.device) -> str:
 
 
 FUNCTIONS: dict[str, Function] = {
-    "mm": Function(_mm, _refuses_mm),
+    "mm": Function(_mm, _refuses_device),
     "grouped_mm": Function(_grouped_mm, _refuses_grouped_mm),
-    "scaled_dot_product_attention": Function(_scaled_dot_product_attention, _refuses_mm),
+    "scaled_dot_product_attention": Function(_scaled_dot_product_attention, _refuses_device),
     "varlen_attn": Function(_varlen_attn, _refuses_varlen_attn),
 }
 

@@ -333,7 +333,9 @@ def call(program: TileProgram, function: str) -> TileProgram:
     """for ...: s;  for ...: t   ->   out = function(...)   for a program that is exactly this call"""
     found = library_calls(program)
     if not found:
-        raise ScheduleError(f"{program.name} is not exactly one library call: a grouped matrix product, or attention within rows")
+        raise ScheduleError(
+            f"{program.name} is not exactly one library call: a product of rows and weights, or attention within rows"
+        )
     if function not in found:
         raise ScheduleError(f"{program.name} is not {function}; it is {' or '.join(found)}")
     return replace(program, phases=(), call=found[function])

@@ -29,8 +29,10 @@ HOST = "host"
 class Candidate:
     """What a plan is made from.
 
-    >>> print(Candidate("masked", (("rows", 16),)), Candidate("maskless", lanes=(("k", 64),)), Candidate("library", (("call", "mm"),)))
-    masked(rows=16) maskless(k=64) library(call=mm)
+    >>> print(Candidate("masked", (("rows", 16),)), Candidate("maskless", lanes=(("k", 64),)))
+    masked(rows=16) maskless(k=64)
+    >>> print(Candidate("library", (("call", "mm"),)))
+    library(call=mm)
     """
 
     strategy: str

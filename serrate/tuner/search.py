@@ -47,7 +47,7 @@ class Laboratory(Protocol):
         """Seconds on the clock that deadlines are given on."""
 
     def is_built(self, candidate: Candidate) -> bool:
-        """Whether a candidate was built for an earlier call."""
+        """Whether a candidate was built for an earlier call, or is a library call, for which nothing is built."""
 
     def build(self, candidates: Sequence[Candidate], seconds: float) -> dict[Candidate, str]:
         """Builds candidates, several at once; returns why some of them cannot run. After so many seconds it does not wait for the

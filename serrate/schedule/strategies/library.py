@@ -17,15 +17,16 @@ from serrate.schedule.target import Target
 LIBRARY = "library"
 """The name of the strategy."""
 
-ON_GPU = frozenset(("grouped_mm", "varlen_attn"))
-ON_CPU = frozenset(("mm", "grouped_mm", "scaled_dot_product_attention"))
-"""On a GPU, only functions that read offsets there: lengths are not copied to the host."""
+ON_DEVICE = frozenset(("grouped_mm", "varlen_attn"))
+"""Functions that read offsets on a GPU; others read them on the host, to which a GPU's are not copied."""
+ONLY_ON_GPU = frozenset(("varlen_attn",))
 
 
 def functions(program: TileProgram, target: Target) -> tuple[str, ...]:
     """The functions that compute exactly this program on a target."""
-    usable = ON_GPU if target.many_workers else ON_CPU
-    return tuple(name for name in library_calls(program) if name in usable)
+    if not target.many_workers:
+        return tuple(name for name in library_calls(program) if name not in ONLY_ON_GPU)
+    return tuple(name for name, call in library_calls(program).items() if name in ON_DEVICE or not call.rows)
 
 
 def library(program: TileProgram, target: Target, call: str | None = None, lanes: object = None) -> Plan:
