@@ -58,7 +58,7 @@ def library_calls(program: TileProgram) -> dict[str, Library]:
     return {} if found is None else _product(found) or _attention(found)
 
 
-class Rows(NamedTuple):
+class RowsAlong(NamedTuple):
     """A dim of memory that holds the rows of a loop over components, back to back."""
 
     offsets: Array
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     """The uids of the loops."""
 
 
-Layout = tuple[int | Rows, ...]
+Layout = tuple[int | RowsAlong, ...]
 """For every dim of a tensor in memory, the loop that it is read or written along, by uid."""
 
 
@@ -150,7 +150,7 @@ def _product(found: _Definitions) -> dict[str, Library]:
         return {}
     (depth,), layouts = total.over, [_layout(factor, _loops(total)) for factor in factors]
     match found.layout:
-        case (Rows() as rows, int(width)):
+        case (RowsAlong() as rows, int(width)):
             pass
         case _:
             return {}
@@ -189,7 +189,7 @@ def _attention(found: _Definitions) -> dict[str, Library]:
         return {}
     layouts = [*(_layout(each, _loops(products)) for each in pair), _layout(terms[1], _loops(weighted))]
     match found.layout:
-        case (Rows() as rows, *heads, int(width)) if len(heads) < 2:
+        case (RowsAlong() as rows, *heads, int(width)) if len(heads) < 2:
             pass
         case _:
             return {}
@@ -198,7 +198,7 @@ def _attention(found: _Definitions) -> dict[str, Library]:
     if layouts[0] != queries:
         pair, layouts[:2] = (pair[1], pair[0]), [layouts[1], layouts[0]]
     beside = layouts[1][0] if layouts[1] else None
-    if not isinstance(beside, Rows) or (beside.component, beside.row) != (rows.component, keys.uid):
+    if not isinstance(beside, RowsAlong) or (beside.component, beside.row) != (rows.component, keys.uid):
         return {}
     if layouts != [queries, (beside, *heads, depth), (beside, *heads, width)] or scores.seen not in (None, (rows.row, keys.uid)):
         return {}
@@ -274,7 +274,7 @@ def _dims(tensor: Tensor, index: Places, loops: Sequence[IterDomain]) -> Layout 
     it."""
     places = {own.uid: (own, at) for own, at in zip(tensor.logical, index, strict=True) if isinstance(at, IterDomain)}
     around = {loop.uid: (loop, loop) for loop in loops}
-    found: list[int | Rows] = []
+    found: list[int | RowsAlong] = []
     for dim in tensor.memory.storage:
         _, at = places.get(dim.uid, (dim, None))
         if at is not None and at.uid in around:
@@ -291,7 +291,7 @@ def _dims(tensor: Tensor, index: Places, loops: Sequence[IterDomain]) -> Layout 
     return tuple(found) if len(places) == len(index) else None
 
 
-def _rows(dim: IterDomain, places: Mapping[int, tuple[IterDomain, IterDomain]]) -> Rows | None:
+def _rows(dim: IterDomain, places: Mapping[int, tuple[IterDomain, IterDomain]]) -> RowsAlong | None:
     """The rows that lie along a dim, given the loops that dims of a tensor are accessed at."""
     for own, row in places.values():
         made, joined = own.definition, dim.definition
@@ -305,5 +305,5 @@ def _rows(dim: IterDomain, places: Mapping[int, tuple[IterDomain, IterDomain]]) 
         if owner is None or not isinstance(own, RaggedIterDomain) or not isinstance(row, RaggedIterDomain):
             continue
         if row.component.uid == owner.uid and row.length is own.length:
-            return Rows(offsets, owner.uid, row.uid)
+            return RowsAlong(offsets, owner.uid, row.uid)
     return None

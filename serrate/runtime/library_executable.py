@@ -38,7 +38,7 @@ HEAD_STEP = 8
 
 
 @dataclass(frozen=True)
-class Function:
+class VendorFunction:
     """A function of a vendor library."""
 
     bound: Callable[..., Run]
@@ -204,11 +204,11 @@ def _refuses_varlen_attn(call: Library, device: torch.device) -> str:
     return ""
 
 
-FUNCTIONS: dict[str, Function] = {
-    "mm": Function(_mm, _refuses_device),
-    "grouped_mm": Function(_grouped_mm, _refuses_grouped_mm),
-    "scaled_dot_product_attention": Function(_scaled_dot_product_attention, _refuses_device),
-    "varlen_attn": Function(_varlen_attn, _refuses_varlen_attn),
+FUNCTIONS: dict[str, VendorFunction] = {
+    "mm": VendorFunction(_mm, _refuses_device),
+    "grouped_mm": VendorFunction(_grouped_mm, _refuses_grouped_mm),
+    "scaled_dot_product_attention": VendorFunction(_scaled_dot_product_attention, _refuses_device),
+    "varlen_attn": VendorFunction(_varlen_attn, _refuses_varlen_attn),
 }
 
 

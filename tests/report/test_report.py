@@ -67,7 +67,7 @@ def test_kernels_functions_and_fusions_have_the_same_report(kind: str) -> None:
     assert sum(each.rows for each in dim.histogram) == 10
     (stage,) = report.stages
     assert stage.backend == "cpp" and stage.strategy in STRATEGIES and stage.why
-    assert {trial.strategy for trial in stage.trials} == set(STRATEGIES)
+    assert {trial.strategy for trial in stage.trials} == set(STRATEGIES) - {"library"}  # it is not a library call
     assert [trial.strategy for trial in stage.trials if trial.chosen] == [stage.strategy]
     assert all(trial.lanes is not None and trial.lanes.existing > sum(LENGTHS) for trial in stage.trials)
     assert stage.kept and stage.proven and all(bound.reason for bound in (*stage.kept, *stage.proven))

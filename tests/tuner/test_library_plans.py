@@ -19,7 +19,7 @@ from serrate.analysis.library_calls import library_calls
 from serrate.errors import InvarianceError, StrategyError
 from serrate.ir.tile import Library
 from serrate.runtime import library_executable
-from serrate.runtime.library_executable import FUNCTIONS, Function, LibraryExecutable
+from serrate.runtime.library_executable import FUNCTIONS, LibraryExecutable, VendorFunction
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
 from serrate.tuner import record
@@ -397,7 +397,7 @@ def test_wrong_results_are_not_chosen(measured: Measured, monkeypatch: pytest.Mo
     def wrong(offsets: torch.Tensor, transposed: bool) -> Callable[..., None]:
         return lambda x, w, out: out.fill_(1.0)
 
-    monkeypatch.setitem(FUNCTIONS, "mm", Function(wrong, FUNCTIONS["mm"].refusal))
+    monkeypatch.setitem(FUNCTIONS, "mm", VendorFunction(wrong, FUNCTIONS["mm"].refusal))
     x, weights = rows([3, 0, 7], 8), torch.randn(3, 8, 16)
     grouped = serrate.jit(product)
     close(grouped(x, weights), product_by_row(x, weights))
@@ -451,7 +451,7 @@ def test_a_warm_call_under_deterministic_algorithms_does_not_call_a_library(
         return counted
 
     original = FUNCTIONS["mm"].bound
-    monkeypatch.setitem(FUNCTIONS, "mm", Function(counting, FUNCTIONS["mm"].refusal))
+    monkeypatch.setitem(FUNCTIONS, "mm", VendorFunction(counting, FUNCTIONS["mm"].refusal))
     x, weights = rows([3, 0, 7], 8), torch.randn(3, 8, 16)
     grouped = serrate.jit(product)
     for _ in range(4):
@@ -546,7 +546,7 @@ def test_a_call_travels_in_an_archive(measured: Measured, tmp_path: Path, monkey
 def test_a_remembered_call_that_cannot_run_is_reported(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weights = rows([3, 0, 7], 8), torch.randn(3, 8, 16)
     serrate.jit(product)(x, weights)
-    refuses = Function(FUNCTIONS["mm"].bound, lambda call, device: "is not in this version of torch")
+    refuses = VendorFunction(FUNCTIONS["mm"].bound, lambda call, device: "is not in this version of torch")
     monkeypatch.setitem(FUNCTIONS, "mm", refuses)
     with pytest.warns(UserWarning, match=r"remembered plan library\(call=mm\) cannot be used \(mm is not in this version"):
         close(serrate.jit(product)(x, weights), product_by_row(x, weights))
