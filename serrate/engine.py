@@ -66,7 +66,7 @@ from serrate.tuner.buckets import bucket_of
 from serrate.tuner.candidates import Candidate, Space, space_of
 from serrate.tuner.identity import compiler_identity, device_identity
 from serrate.tuner.laboratory import Arena, OutputArena, ProgramLaboratory
-from serrate.tuner.policy import Policy, is_paused, paused, retuning
+from serrate.tuner.policy import NEVER, Policy, is_paused, paused, retuning
 from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.tuner import ProgramTuner, text_digest
 
@@ -176,7 +176,7 @@ class CompiledStage(ABC):
         self._built: dict[tuple[str, Candidate], BuiltProgram] = {}
         self._tuners: dict[tuple[str, torch.device, int, tuple[str, ...]], ProgramTuner] = {}
         self._spaces: dict[tuple[str, Candidate, int, tuple[str, ...]], Space] = {}
-        self._calls: dict[Target, tuple[str, ...]] = {}
+        self._calls: dict[str, tuple[str, ...]] = {}
 
     @abstractmethod
     def planned(self, chosen: Candidate, target: Target) -> Plan:
@@ -227,10 +227,9 @@ class CompiledStage(ABC):
 
     def _library_calls(self, backend: str) -> tuple[str, ...]:
         """The library functions that are candidates: none under torch's deterministic mode."""
-        target = BACKENDS[backend]
-        found = self._calls.get(target)
+        found = self._calls.get(backend)
         if found is None:
-            found = self._calls[target] = functions(self.naive, target)
+            found = self._calls[backend] = functions(self.naive, BACKENDS[backend])
         return () if is_deterministic() else found
 
     def _tuner(self, backend: str, device: torch.device) -> ProgramTuner:
@@ -710,10 +709,13 @@ class Compiled:
         return drawing(recorded, len(drawn), _device_of(args)) if drawn else recorded
 
     def _like_this(self, fusion: Fusion) -> Compiled:
-        """Another fusion, compiled in the same way. One that is derived from a library call need not be such a call."""
-        programs = [stage for stage in stages(fusion) if isinstance(stage, TileProgram)] if self.strategy == LIBRARY else []
-        if not all(map(library_calls, programs)):
-            return Compiled(fusion, self.backend, save=self.save, policy=self.policy)
+        """Another fusion, compiled in the same way. One that is derived from a library call need not be such a call, and then has
+        its usual plan."""
+        if self.strategy == LIBRARY:
+            call = self.options.get("call")
+            found = [library_calls(stage) for stage in stages(fusion) if isinstance(stage, TileProgram)]
+            if not all(calls if call is None else call in calls for calls in found):
+                return Compiled(fusion, self.backend, save=self.save, policy=NEVER)
         return Compiled(fusion, self.backend, self.strategy, save=self.save, policy=self.policy, **self.options)
 
     def once(

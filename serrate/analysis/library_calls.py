@@ -28,7 +28,7 @@ from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Combine
 from serrate.ir.reductions import SOFTMAX, SUM
-from serrate.ir.tile import Accumulate, Library, Store, TileProgram, chain
+from serrate.ir.tile import Accumulate, Library, Store, TileProgram, chain, written_at
 from serrate.ir.values import (
     Call,
     Constant,
@@ -94,7 +94,8 @@ class _Definitions:
         written: Store | Accumulate | None = stores.get(output) or sums.get(output)
         if len(stores) + sum(isinstance(leaf, Accumulate) for leaf in leaves) < len(leaves) or written is None:
             return None
-        layout = _dims(output, written.index, [d for d in written.index if d is not None])
+        index = written_at(written, output)
+        layout = _dims(output, index, [d for d in index if d is not None])
         if layout is None:
             return None
         made = _Definitions(output, layout, constant(0, torch.int64), sums, stores)

@@ -17,7 +17,6 @@ import torch
 from serrate.analysis.guards import Need, condition, needed, settled
 from serrate.analysis.indices import Indices
 from serrate.analysis.inspection.lanes import LaneCount, count_lanes
-from serrate.analysis.library_calls import library_calls
 from serrate.draw import draw_domains, draw_loops
 from serrate.errors import SerrateError
 from serrate.ir.expr import Array, Element, Less, Symbol, symbol
@@ -31,7 +30,7 @@ from serrate.runtime.dispatch import Prepared
 from serrate.runtime.memory import InMemory, whole
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import STRATEGIES
-from serrate.schedule.strategies.library import LIBRARY
+from serrate.schedule.strategies.library import LIBRARY, functions
 from serrate.schedule.target import Target
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.display.describe import ragged_dims
@@ -211,11 +210,18 @@ def _trials(asked: StageFacts) -> tuple[Trial, ...]:
     current = asked.ready.plan.strategy
     # A schedule by hand is the only one.
     for strategy in STRATEGIES if current in STRATEGIES else (current,):
-        possible = strategy != LIBRARY or bool(library_calls(asked.program))
-        if possible and all(trial.strategy != strategy for trial in found):
-            chosen = strategy == current and not any(trial.chosen for trial in found)
-            found.append(_trial(asked, Candidate(strategy), None, chosen, set()))
+        if all(trial.strategy != strategy for trial in found):
+            for candidate in _library(asked) if strategy == LIBRARY else [Candidate(strategy)]:
+                chosen = strategy == current and not any(trial.chosen for trial in found)
+                found.append(_trial(asked, candidate, None, chosen, set()))
     return tuple(found)
+
+
+def _library(asked: StageFacts) -> list[Candidate]:
+    """The library calls that the program is, the one that it runs first."""
+    names = [str(step.args[0]) for step in asked.ready.plan.steps if step.primitive == "call"]
+    names += functions(asked.program, asked.target)
+    return [Candidate(LIBRARY, (("call", name),)) for name in dict.fromkeys(names)]
 
 
 def _trial(asked: StageFacts, candidate: Candidate, tried: Tried | None, chosen: bool, counted: set[str]) -> Trial:

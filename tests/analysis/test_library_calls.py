@@ -13,6 +13,7 @@ import serrate.language as hl
 from serrate import JaggedTensor, ir, jit, kernel, ops
 from serrate.analysis.library_calls import ATTENTIONS, PRODUCTS, library_calls
 from serrate.engine import FusionStage
+from serrate.frontend.ops.normalise import softmax_terms
 from serrate.ir.tile import Library
 
 LENGTHS = [3, 0, 7]
@@ -147,6 +148,36 @@ def test_attention_of_rows_to_themselves() -> None:
 )
 def test_not_exactly_attention(function: Function) -> None:
     assert not calls(function, rows(2, 4), rows(2, 4), rows(2, 4))
+
+
+def test_keys_with_gaps_are_not_recognised() -> None:
+    starts, lengths = torch.tensor([0, 4, 5]), torch.tensor([3, 0, 7])
+    key = JaggedTensor.from_starts(torch.randn(12, 2, 4), starts, lengths)
+    assert not calls(attention, rows(2, 4), key, key.with_values(torch.randn(12, 2, 4)))
+
+
+def test_a_mask_by_another_index_is_not_causal() -> None:
+    def by_head(score: Any, sequence: Any, head: Any, query: Any, key: Any) -> Any:
+        return ops.where(key <= head, score, float("-inf"))
+
+    def by_query(score: Any, sequence: Any, head: Any, query: Any, key: Any) -> Any:
+        return ops.where(key <= query, score, float("-inf"))
+
+    x = rows(2, 4)
+    assert not calls(lambda q: attention(q, q, q, score_mod=by_head), x)
+    assert calls(lambda q: attention(q, q, q, score_mod=by_query), x)["varlen_attn"].keywords[1] == ("is_causal", True)
+
+
+@pytest.mark.parametrize(("factor", "recognised"), [(1, True), (2, False)])
+def test_sums_that_are_scaled_otherwise(factor: int, recognised: bool) -> None:
+    with ir.Fusion() as f:
+        offsets = f.input((None,), torch.int64)
+        query, key, value = (ops.as_nested(f.input((None, 4), torch.float32), offsets) for _ in range(3))
+        weights, scale = softmax_terms(ops.matmul(query, ops.transpose(key, 1, 2)), -1)
+        scale = scale if factor == 1 else ops.mul(scale, factor)
+        f.output(ops.mul(ops.matmul(weights, value), scale))
+    (stage,) = f.compile("reference").stages
+    assert tuple(library_calls(stage.naive)) == (ATTENTIONS if recognised else ())
 
 
 def test_kernels_are_not_recognised() -> None:

@@ -129,6 +129,14 @@ def test_attention_to_other_rows(causal: bool) -> None:
     close(called(query, key, value), attention_by_row(query, key, value, causal, 0.5))
 
 
+def test_queries_without_keys_get_zeros() -> None:
+    query, key = rows([3, 2], 2, 4), rows([0, 4], 2, 4, seed=1)
+    value, out = key.with_values(key.values + 1), torch.full((5, 2, 4), float("nan"))
+    run = executable(attention, "scaled_dot_product_attention", query, key, value)
+    run([query.values, query.offsets, key.values, key.offsets, value.values, out], [query.offsets, key.offsets], ())
+    close(query.with_values(out), attention_by_row(query, key, value, False, 0.5))
+
+
 def test_attention_without_heads() -> None:
     query = rows([3, 0, 7], 4)
     key, value = query.with_values(rows([3, 0, 7], 4, seed=1).values), query.with_values(rows([3, 0, 7], 6, seed=2).values)
@@ -411,6 +419,8 @@ def test_nothing_calls_a_library_without_measuring() -> None:
     grouped = serrate.jit(product, tune="never")
     grouped(x, weights)
     assert grouped.plan(x, weights).strategy != "library"
+    assert "library(call=mm)" in str(grouped.explain(x, weights))
+    assert "* library(call=mm)" in str(serrate.jit(product, strategy="library").explain(x, weights))
     assert not any(trial.chosen for trial in grouped.explain(x, weights).stages[0].trials if trial.strategy == "library")
 
 
