@@ -32,6 +32,7 @@ from serrate.ir.tile import Accumulate, Library, Store, TileProgram, chain, writ
 from serrate.ir.values import (
     Call,
     Constant,
+    Place,
     Places,
     Position,
     Read,
@@ -117,7 +118,7 @@ class _Definitions:
                 return None
             moved = dict[int, IterDomain | None]()
             for own, at in zip(store.index, v.index, strict=True):
-                if own is None or not isinstance(at, IterDomain):
+                if own is None or isinstance(at, Place):
                     strange = True
                     return None
                 moved[own.uid] = at

@@ -181,11 +181,13 @@ def test_rows_with_gaps_are_no_such_call() -> None:
 
 def test_autocast_does_not_reach_the_library() -> None:
     with ir.Fusion() as f:
-        x, offsets = f.input((None, 8), torch.float32), f.input((None,), torch.int64)
-        f.output(ops.matmul(ops.as_nested(x, offsets), f.input((None, 8, 16), torch.float32)))
-    given, weights = rows([3, 0, 7], 8), torch.randn(3, 8, 16)
+        offsets = f.input((None,), torch.int64)
+        f.output(ops.attention(*(ops.as_nested(f.input((None, 4), torch.float32), offsets) for _ in range(3))))
+    given = [rows([3, 0, 7], 4, seed=k) for k in range(3)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        close(f.compile("cpp", "library")(given.values, given.offsets, weights), product_by_row(given, weights))
+        found = f.compile("cpp", "library")(given[0].offsets, *(x.values for x in given))
+    heads = [x.with_values(x.values.unsqueeze(1)) for x in given]
+    close(found, attention_by_row(*heads, False, 0.5).squeeze(1))
 
 
 # --- what a user may name ------------------------------------------------------------------------------------------------
