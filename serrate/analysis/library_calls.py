@@ -50,7 +50,7 @@ from serrate.ir.values import (
 PRODUCTS = ("mm", "grouped_mm")
 ATTENTIONS = ("scaled_dot_product_attention", "varlen_attn")
 FUNCTIONS = (*PRODUCTS, *ATTENTIONS)
-"""Torch functions that compute grouped products and attention."""
+"""Torch functions that compute products and attention."""
 
 
 def library_calls(program: TileProgram) -> dict[str, Library]:
@@ -148,7 +148,7 @@ def _product(found: _Definitions) -> dict[str, Library]:
     """The calls of a product with one weight, or with one per component."""
     total = found.sum_of(found.value)
     factors = None if total is None else _factors(found, total)
-    if total is None or factors is None:
+    if total is None or factors is None or factors[0].dtype != found.output.dtype:
         return {}
     (depth,), layouts = total.over, [_layout(factor, _loops(total)) for factor in factors]
     match found.layout:
@@ -188,6 +188,8 @@ def _attention(found: _Definitions) -> dict[str, Library]:
     products = None if scores is None else found.sum_of(scores.products)
     pair = None if products is None else _factors(found, products)
     if scores is None or products is None or pair is None:
+        return {}
+    if not pair[0].dtype == terms[1].dtype == found.output.dtype:
         return {}
     layouts = [*(_layout(each, _loops(products)) for each in pair), _layout(terms[1], _loops(weighted))]
     match found.layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from serrate import JaggedTensor, ir, jit, kernel, ops
 from serrate.analysis.library_calls import ATTENTIONS, PRODUCTS, library_calls
 from serrate.engine import FusionStage
 from serrate.frontend.ops.normalise import softmax_terms
-from serrate.ir.tile import Library
+from serrate.ir.tile import Accumulate, Library, Phase, chain, nest
+from serrate.ir.values import Role
 
 LENGTHS = [3, 0, 7]
 Function = Callable[..., Any]
@@ -95,6 +97,28 @@ def test_operands_that_are_no_such_product() -> None:
     assert not calls(lambda x, w: w @ x.transpose(1, 2), rows(8), torch.randn(3, 5, 8))
     nested = JaggedTensor.from_nested_list([[torch.randn(2, 8), torch.randn(3, 8)], [torch.randn(1, 8)]])
     assert not calls(product, nested, torch.randn(3, 8, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_results_of_another_dtype(dtype: torch.dtype) -> None:
+    half = rows(8, dtype=torch.bfloat16)
+    assert not calls(lambda x, w: (x @ w).to(dtype), half, torch.randn(3, 8, 5).bfloat16())
+    assert not calls(lambda x, w: (x.float() @ w.float()).to(dtype), half, torch.randn(3, 8, 5).bfloat16())
+    assert not calls(lambda x: attention(x, x, x).to(dtype), rows(2, 4, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("dtype", "recognised"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_sums_that_are_not_rounded(dtype: torch.dtype, recognised: bool) -> None:
+    """A program that stores the float32 sums of 16-bit operands, as a program may do for a later one."""
+    (stage,) = jit(lambda x, w: x @ w, tune="never").compiled(rows(8, dtype=dtype), torch.randn(3, 8, 5).to(dtype))[0].stages
+    assert isinstance(stage, FusionStage)
+    nest_of = chain(stage.naive.phases[0])
+    assert nest_of is not None and isinstance(nest_of[1], Accumulate)
+    output = replace(nest_of[1].targets[0], role=Role.OUTPUT)
+    loops = tuple((loop.domain, loop.kind) for loop in nest_of[0])
+    phase = Phase(output.name, nest(loops, replace(nest_of[1], targets=(output,))))
+    program = replace(stage.naive, outputs=(output,), phases=(phase,))
+    assert bool(library_calls(program)) == recognised
 
 
 def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
