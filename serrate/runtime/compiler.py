@@ -42,19 +42,19 @@ class Compiler:
     command: tuple[str, ...]
     """The command, including wrappers such as `ccache g++`."""
     version: str
-    native: str
-    """The flag that enables all instructions of this CPU."""
+    native: tuple[str, ...]
+    """The flags that enable all instructions of this CPU, and its widest vectors."""
     features: str
     """The CPU's instruction sets: a library built for one CPU must not be loaded on another."""
     extra: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        return "\n".join((*self.command, self.version, self.native, self.features, *FLAGS, *self.extra))
+        return "\n".join((*self.command, self.version, *self.native, self.features, *FLAGS, *self.extra))
 
     def build(self, source: Path, library: Path) -> None:
         """Compiles `source` to `library`; raises `OSError` if the disk is full or read-only."""
-        command = [*self.command, *FLAGS, self.native, *self.extra, "-o", str(library), str(source)]
+        command = [*self.command, *FLAGS, *self.native, *self.extra, "-o", str(library), str(source)]
         # The C locale gives the messages that are searched for below.
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
         if done.returncode:
@@ -77,11 +77,23 @@ def _describe(cxx: str | None, extra: tuple[str, ...]) -> Compiler:
         if path is not None:
             command = (path, *rest)
             version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
-            native = "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
-            return Compiler(command, version[0] if version else "", native, _cpu_features(), extra)
+            features = _cpu_features()
+            return Compiler(command, version[0] if version else "", _native(features), features, extra)
     if cxx:
         raise CompilerMissing(f"CXX names {cxx!r}, which is not found; install it, or unset CXX to use g++ or clang++")
     raise CompilerMissing("no C++ compiler is found; install g++ or clang++, or name one in CXX")
+
+
+def _native(features: str) -> tuple[str, ...]:
+    """The flags for a CPU with these features.
+
+    >>> _native("flags : sse2 avx512f avx512vl")[1:]
+    ('-mprefer-vector-width=512',)
+    """
+    if platform.machine() == "aarch64":
+        return ("-mcpu=native",)
+    # For many CPUs, compilers prefer vectors of half the width, and then compute blocks of matrix products number by number.
+    return ("-march=native", "-mprefer-vector-width=512") if "avx512f" in features.split() else ("-march=native",)
 
 
 def _cpu_features() -> str:

@@ -88,8 +88,8 @@ def test_a_program_is_known_by_all_it_is_built_from(private_cache: Path, compila
 
 @pytest.mark.parametrize("part", ["command", "version", "native", "features", "extra"])
 def test_another_compiler_has_libraries_of_its_own(part: str) -> None:
-    one = Compiler(("g++",), "1.0", "-march=native", "avx")
-    other = replace(one, **{part: ("clang++",) if part in ("command", "extra") else "another"})
+    one = Compiler(("g++",), "1.0", ("-march=native",), "avx")
+    other = replace(one, **{part: ("another",) if part in ("command", "native", "extra") else "another"})
     assert cache.Unit("f", "text").digest("prelude", one) != cache.Unit("f", "text").digest("prelude", other)
 
 
