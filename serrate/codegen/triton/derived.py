@@ -69,13 +69,14 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
     names = {array: f"{kind}{k}" for kind, some in (("a", inputs), ("s", sums), ("t", tables)) for k, array in enumerate(some)}
     numbers = {s: f"n{k}" for k, s in enumerate(symbols)}
     fixed = ", ".join(f'"{n}"' for n in numbers.values())
+    widened = [f"    {n} = sr_wide({n})" for n in numbers.values()]
     lines: list[str] = []
     if sums:
         for kernel, made in (("block_sums", ()), ("running_sums", sums)):
             lines += ["", ""] if lines else []
             arguments = [*(names[a] for a in inputs), "partial", *(names[a] for a in made), *numbers.values()]
             lines += [f"@triton.jit(do_not_specialize=[{fixed}])", f"def {kernel}({', '.join(arguments)}):"]
-            lines += ["    block = tl.program_id(0).to(tl.int64)", f"    lanes = tl.arange(0, {COMPONENTS})"]
+            lines += [*widened, "    block = tl.program_id(0).to(tl.int64)", f"    lanes = tl.arange(0, {COMPONENTS})"]
             lines += [f"    c = block * {COMPONENTS} + lanes", "    own = partial + tl.program_id(1) * tl.num_programs(0)"]
             lines += BEFORE if made else []
             for k, array in enumerate(sums):
@@ -86,7 +87,7 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
         lines += ["", ""] if lines else []
         lines += [f"@triton.jit(do_not_specialize=[{fixed}])"]
         lines += [f"def tables({', '.join([*(names[a] for a in (*inputs, *sums, *tables)), *numbers.values()])}):"]
-        lines += [f"    position = tl.program_id(0).to(tl.int64) * {BLOCK} + tl.arange(0, {BLOCK})"]
+        lines += [*widened, f"    position = tl.program_id(0).to(tl.int64) * {BLOCK} + tl.arange(0, {BLOCK})"]
         for k, array in enumerate(tables):
             size = written(table_size(array), _spelling({}, numbers, ""))
             lines += [f"    if tl.program_id(1) == {k}:"]

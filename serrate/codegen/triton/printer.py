@@ -21,8 +21,10 @@ import torch
 
 from serrate.codegen.expressions import OPERATORS, Spelling, divisor, written
 from serrate.codegen.names import Reserved, identifier, renamed, spellings
+from serrate.codegen.triton.addresses import is_narrow, multiplied, place_of, reach
 from serrate.errors import VerificationError
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const, minimum
+from serrate.ir.expr import symbol as new_symbol
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -50,14 +52,13 @@ from serrate.ir.loops import (
     bodies,
     expressions_of,
     factors_of,
-    flat_index,
     held,
     nodes,
     values_of,
     written_by,
 )
 from serrate.ir.reductions import Reduction, reduction
-from serrate.ir.solve import end_of, possible, terms_of
+from serrate.ir.solve import end_of, factor_of, possible, terms_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import LIBRARY_BINARY, LIBRARY_UNARY, Call, Constant, Role, Tensor, Value, carried_dtype
 from serrate.lower.names import array_names
@@ -164,7 +165,7 @@ IN_FLIGHT = 96 << 10
 RESERVED = Reserved(
     frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position")),
     re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
-    ("_at", "_now"),
+    ("_at", "_now", "_next"),
 )
 """Names that a program may not use, because generated modules use them."""
 
@@ -256,8 +257,12 @@ class _TritonPrinter:
         self.indent = 1
         self.count = 0
         self.lanes_of: dict[Symbol, Lanes] = {}
-        self.counted: set[Symbol] = set()
-        """Lanes that count from zero, in 32 bits."""
+        self.last: dict[Symbol, int] = {}
+        """The last value of all that is counted in 32 bits: lanes, and loops whose extent is a number."""
+        self.multiplied: set[Symbol] = set()
+        """What addresses multiply."""
+        self.compared: dict[Lane, str] = {}
+        """Lanes that masks compare, and the names of the same lanes of the next block."""
         self.variables: dict[Symbol, str] = {}
         self.single: dict[Symbol, str] = {}
         """Lanes that a loop runs over, one at a time: what holds all their positions."""
@@ -288,9 +293,16 @@ class _TritonPrinter:
             # Two loops over one domain may have blocks of different sizes.
             taken = lane.symbol.name in self.variables.values()
             self.variables[lane.symbol] = f"{lane.symbol}_{lane.size}" if taken else lane.symbol.name
-            self.counted.add(lane.symbol)
+            self.last[lane.symbol] = lane.size - 1
             self.put(f"{self.variables[lane.symbol]} = tl.arange(0, {lane.size})")
+        self.multiplied = multiplied(every)
+        # A number that fits 32 bits is passed in 32, and its product with another need not fit.
+        for s in symbols:
+            self.put(f"{s} = sr_wide({s})")
         grid, shared = self._body(body)
+        self.lines[: len(lanes)] += [
+            f"    {name} = tl.arange({lane.size}, {2 * lane.size})" for lane, name in self.compared.items()
+        ]
         names = [t.name for t in tensors] + [self.names[a] for a in arrays] + [str(s) for s in symbols]
         fixed = ", ".join(f'"{s}"' for s in symbols)
         name = _function_name(kernel.name)
@@ -349,13 +361,12 @@ class _TritonPrinter:
 
     def index(self, expr: Expr, lanes: Lanes = ()) -> str:
         """An index expression; symbols with lanes are broadcast over `lanes`."""
-        # Lanes have 32 bits, and so has their product with a number, which must fit.
-        wide = any(isinstance(e, Sum) and any(abs(factor) >= 2**31 for _, factor in e.terms) for e in expr.walk())
+        narrow = is_narrow(expr, self.last)
 
         def symbol(s: Symbol) -> str:
             own = self.lanes_of.get(s, ())
             text = self.spread(self.variables.get(s, s.name), own, lanes)
-            return f"{text}.to(tl.int64)" if wide and own else text
+            return text if narrow or s not in self.last else f"sr_wide({text})"
 
         spelling = Spelling(
             helper=HELPER,
@@ -373,7 +384,8 @@ class _TritonPrinter:
         if not e.array.local:
             return f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)"
         block = self.blocks[e.array.name]
-        return self.spread(block.name, _places(e.index, block), lanes)
+        text = self.spread(block.name, _places(e.index, block), lanes)
+        return text if block.dtype == torch.int64 else f"{text}.to(tl.int64)"
 
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
         name = "sr_owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "sr_owner"
@@ -431,7 +443,7 @@ class _TritonPrinter:
             extent = self.index(node.extent)
             outer, self.loop = self.loop, id(node)
             self._factors_before(node)
-            with self._one_lane(node.symbol) as name:
+            with self._one_lane(node.symbol, node.extent - 1) as name:
                 self._under(f"for {name} in {self._range(node, extent)}:", node.body)
             self.loop = outer
         elif isinstance(node, Bind):
@@ -479,16 +491,22 @@ class _TritonPrinter:
                     self.factors[id(value), lanes, own] = self.value(value, lanes, own, raw=True)
 
     @contextlib.contextmanager
-    def _one_lane(self, s: Symbol) -> Iterator[str]:
-        """What a loop index is called. Where it counts the lanes of a block, statements in the loop are about that lane alone."""
-        lanes, variable = self.lanes_of.pop(s, None), self.variables.get(s, s.name)
+    def _one_lane(self, s: Symbol, last: Expr) -> Iterator[str]:
+        """What a loop index is called, given its last value. Where it counts the lanes of a block, statements in the loop are
+        about that lane alone."""
+        lanes, variable, before = self.lanes_of.pop(s, None), self.variables.get(s, s.name), self.last.pop(s, None)
         if lanes:
             self.variables[s] = f"{s}_now"
             self.single[s] = variable
+        if (most := reach(last, self.last)) is not None:
+            self.last[s] = most
         yield self.variables.get(s, s.name)
+        self.last.pop(s, None)
         if lanes:
             self.lanes_of[s], self.variables[s] = lanes, variable
             del self.single[s]
+        if before is not None:
+            self.last[s] = before
 
     def _if(self, node: If) -> None:
         if node.then:
@@ -511,7 +529,7 @@ class _TritonPrinter:
         with contextlib.ExitStack() as scope:
             for node in body:
                 if isinstance(node, Bind) and not node.lanes and self.lanes_of.get(node.symbol):
-                    scope.enter_context(self._one_lane(node.symbol))
+                    scope.enter_context(self._one_lane(node.symbol, node.expr))
                 self._node(node)
         if not body or all(isinstance(n, Prefetch) for n in body):
             self.put("pass")
@@ -559,6 +577,9 @@ class _TritonPrinter:
     def _bind(self, node: Bind) -> None:
         if node.lanes:
             self.lanes_of[node.symbol] = node.lanes
+        self.last.pop(node.symbol, None)
+        if not node.lanes and node.expr.value is None and (most := reach(node.expr, self.last)) is not None:
+            self.last[node.symbol] = most
         if not node.lanes or isinstance(node.expr, Search):
             self.put(f"{self.variables.get(node.symbol, node.symbol.name)} = {self.index(node.expr, node.lanes)}")
             return
@@ -579,16 +600,17 @@ class _TritonPrinter:
     def _condition(self, g: Less, lanes: Lanes) -> str:
         """A condition; of one on plain lanes, the lanes are compared in 32 bits, with one number or with one of each row."""
         rest = g.right - g.left
-        # What is a lane of one block may be a loop around another.
-        counted = (isinstance(t, Symbol) and t in self.counted and bool(self.lanes_in(t)) for t, _ in terms_of(rest))
-        mine = [each for each, is_lane in zip(terms_of(rest), counted, strict=True) if is_lane]
+        mine = [(t, factor) for t, factor in terms_of(rest) if isinstance(t, Symbol) and t in self.last and self.lanes_in(t)]
         here: Expr = sum((term * -factor for term, factor in mine), const(0))
         limit = rest + here
-        if not mine or limit.symbols & here.symbols or sum(abs(f) * self._most(term) for term, f in mine) >= HALF:
+        if not mine or limit.symbols & here.symbols or sum(abs(f) * self.last[s] for s, f in mine) >= HALF:
             return f"{self.index(g.left, lanes)} < {self.index(g.right, lanes)}"
+        if limit.value is not None:
+            return f"{self.index(here, lanes)} < {limit}"
+        here, further = self._of_next_blocks(here, [s for s, _ in mine])
+        limit = limit + further
         if not self.lanes_in(limit):
-            number = str(limit) if limit.value is not None else f"sr_number({self.index(limit)})"
-            return f"{self.index(here, lanes)} < {number}"
+            return f"{self.index(here, lanes)} < sr_number({self.index(limit)})"
         # What changes in a loop is one number, added to the lanes, so that the numbers of all rows stay as they are.
         change = sum((term * -factor for term, factor in terms_of(limit) if not self.lanes_in(term)), const(0))
         of_rows = limit + change
@@ -597,13 +619,25 @@ class _TritonPrinter:
         moved = f" + sr_number({self.index(minimum(change, HALF))})" if change.value != 0 else ""
         return f"{self.index(here, lanes)}{moved} < sr_number({self.index(of_rows, lanes)})"
 
-    def _most(self, e: Expr) -> int:
-        """The last position of a lane."""
-        return max(lane.size - 1 for lane in self.lanes_in(e))
+    def _of_next_blocks(self, here: Expr, mine: Sequence[Symbol]) -> tuple[Expr, int]:
+        """A sum of lanes, in which lanes that addresses multiply are those of the next block, and how much larger it is.
+
+        A thread holds several positions of a lane, which differ by constants: s, s + 8, s + 16. LLVM moves the constants out of
+        the products in addresses, so that one register serves all of them, but only if nothing else uses s + 8. So masks compare
+        the lanes of the next block, s + 64 + 8.
+        """
+        next_, further = dict[Expr, Expr](), 0
+        for s in (s for s in mine if s in self.multiplied):
+            (lane,) = self.lanes_of[s]
+            other = new_symbol(self.compared.setdefault(lane, f"{self.variables[s]}_next"))
+            self.lanes_of[other], self.last[other] = (lane,), 2 * lane.size - 1
+            next_[s] = other
+            further += factor_of(here, s) * lane.size
+        return here.substitute(next_), further
 
     def _pointer(self, tensor: Tensor, index: Sequence[Expr], lanes: Lanes) -> tuple[str, set[Lane]]:
         """A pointer block: the part without lanes first, so that lanes add small offsets to one base."""
-        place = flat_index(index, [d.extent_expr for d in tensor.storage])
+        place = place_of(tensor, index)
         terms = place.terms if isinstance(place, Sum) else ((place, 1),)
         base: Expr = const(place.constant if isinstance(place, Sum) else 0)
         offsets: Expr = const(0)
@@ -703,7 +737,7 @@ class _TritonPrinter:
             text = self.index(value.expr, lanes)
             if not self.lanes_in(value.expr):
                 # A lane-invariant value may be a plain integer here.
-                text = f"tl.full([], 0, tl.int64) + {text}"
+                text = f"sr_wide({text})"
             return f"({text}).to({TYPES[value.dtype]})"
         if isinstance(value, Existing):
             return self._existing(value, lanes)
@@ -785,7 +819,7 @@ class _TritonPrinter:
             self.put(f'tl.atomic_add({pointer}, ({value}).to({TYPES[node.tensor.dtype]}){masked}, sem="relaxed")')
         else:
             # Rows side by side begin and end inside sectors that other programs write too: those meet in cache.
-            apart = any(self.lanes_of.get(s) and s not in self.counted for e in node.index for s in e.symbols)
+            apart = any(self.lanes_of.get(s) and s not in self.last for e in node.index for s in e.symbols)
             is_streamed = node.tensor.role is Role.OUTPUT and len(node.lanes) > 1 and not apart
             streamed = ', cache_modifier=".cs"' if is_streamed else ""
             self.put(f"tl.store({pointer}, {value}{masked}{streamed})")
