@@ -458,6 +458,19 @@ OTHER_BACKENDS = [
         ('text = f"tl.where({mask}, {text}, {_number(identity)})"', "pass"),
     ),
     *_of(
+        "serrate/codegen/triton/printer.py",
+        ("tests/codegen/test_addresses.py",),
+        ('self.put(f"{s} = sr_wide({s})")', "pass"),
+        ("narrow = is_narrow(expr, self.last)", "narrow = True"),
+        ("limit = limit + further", "pass"),
+    ),
+    *_of(
+        "serrate/codegen/triton/addresses.py",
+        ("tests/codegen/test_addresses.py",),
+        ("if own is not None) + abs(e.constant)", "if own is not None)"),
+        ("reached = own[0] * own[1]", "reached = max(own)"),
+    ),
+    *_of(
         "serrate/codegen/reference.py",
         _cases("reference and (gather or index or select)", MOVES),
         (
