@@ -69,7 +69,7 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (True, inside),
         # test conditions that a loop does not change before it
         (not target.lanes_in_order, hoist_guards),
-        # do not mask private blocks, nor blocks of products that are whole
+        # do not mask private blocks, nor blocks that are whole
         (not target.lanes_in_order, unmask),
         (not target.lanes_in_order, peel),
         # prefetch the next row while processing the current one

@@ -1,15 +1,17 @@
-"""Loops with products on a GPU: whole blocks without masks, then what is left; every length around a block is right."""
+"""Loops that compute on a GPU: whole blocks without masks, then what is left; every length around a block is right."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as functional
 
 import serrate
-from serrate import JaggedTensor
+from serrate import JaggedTensor, ops
 
 
 def attention(causal: bool, size: int) -> serrate.Compiled:
@@ -44,6 +46,53 @@ def test_whole_blocks_have_no_masks(causal: bool) -> None:
     loop = source.split("in range(0, whole_")[1].split("\n        if (whole_")[0]
     queries = r"tl\.load\(T0 .*"
     assert "tl.dot(" in loop and "mask=" not in re.sub(queries, "", loop) and "tl.where(" not in loop
+
+
+def normalised(x: Any) -> Any:
+    return ops.layer_norm(x, (1, 2))
+
+
+ROWS: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": (lambda x: torch.softmax(x, 1), lambda row: torch.softmax(row, 0)),
+    "layer norm": (normalised, lambda row: functional.layer_norm(row, row.shape) if len(row) else row),
+    "sum of squares": (lambda x: (x * x).sum(1), lambda row: (row * row).sum(0)),
+    "running sum": (lambda x: torch.cumsum(x * 2, 1), lambda row: torch.cumsum(row * 2, 0)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("strategy", ["maskless", "persistent_dynamic"])
+def test_every_length_of_rows_around_a_block(name: str, strategy: str) -> None:
+    body, row = ROWS[name]
+    x = rows([0, 1, 63, 64, 65, 128, 129, 300], 64)
+    found = serrate.jit(body, backend="triton", strategy=strategy)(x)
+    parts = found.unbind() if isinstance(found, JaggedTensor) else found
+    for own, given in zip(parts, x.unbind(), strict=True):
+        torch.testing.assert_close(own, row(given.double()).float(), rtol=1e-4, atol=1e-4)
+
+
+def loops_of(body: Callable[[Any], Any]) -> list[str]:
+    """The loops over whole blocks, and all others, of the program for short rows."""
+    function = serrate.jit(body, backend="triton", strategy="maskless")
+    source = function.source(rows([70, 3], 64)).split("\ndef ")[-1]
+    return [line.strip() for line in source.splitlines() if line.strip().startswith("for ")]
+
+
+def test_whole_blocks_of_rows_have_no_masks() -> None:
+    source = serrate.jit(ROWS["layer norm"][0], backend="triton", strategy="maskless").source(rows([70, 3], 64))
+    whole = [part.split("\n    if (whole_")[0] for part in source.split("in range(0, whole_")[1:]]
+    assert len(whole) == 2 and all("tl.load(" in part and "mask=" not in part and "tl.where(" not in part for part in whole)
+
+
+def test_the_rest_of_a_row_is_read_for_the_last_time_as_its_blocks_are() -> None:
+    source = serrate.jit(ROWS["softmax"][0], backend="triton", strategy="maskless").source(rows([70, 3], 64))
+    reads = ["evict_first" in line for line in source.splitlines() if "tl.load(T0" in line]
+    assert reads == [False, False, True, True]
+
+
+def test_loops_that_only_add_up_stay_whole() -> None:
+    assert any("whole_" in line for line in loops_of(ROWS["sum of squares"][0]))
+    assert not any("whole_" in line for line in loops_of(lambda x: x.sum(1)))
 
 
 def test_rows_of_other_sequences_do_not_matter() -> None:

@@ -509,10 +509,14 @@ class _TritonPrinter:
             self.last[s] = before
 
     def _if(self, node: If) -> None:
+        outer = self.loop
+        if any(loop == id(node) for loop, _ in self.last_reads):
+            self.loop = id(node)
         if node.then:
             self._under(f"if {self._all(node.guard)}:", node.then)
         if node.other:
             self._under("else:" if node.then else f"if not ({self._all(node.guard)}):", node.other)
+        self.loop = outer
 
     def _all(self, guard: Guard) -> str:
         return " & ".join(f"({self._condition(g, ())})" for g in guard) or "True"
@@ -1048,14 +1052,24 @@ def _is_asked(condition: Less, guard: Guard, lanes: Lanes) -> bool:
 
 
 def _last_reads(body: Sequence[Node]) -> set[tuple[int, Tensor]]:
-    """The loops, by id, that read an input after another loop beside them has: the last to need it. Blocks of products are read
-    by other programs too."""
-    plain = [n for n in body if isinstance(n, For) and not any(isinstance(inner, Dot) for inner in nodes((n,)))]
-    loops = {n: {v.tensor for v in _loads(n) if v.tensor.role is Role.INPUT} for n in plain}
-    found = {tensor: n for n, tensors in loops.items() for tensor in tensors}
-    several = {tensor for tensor in found if sum(tensor in tensors for tensors in loops.values()) > 1}
+    """The loops, by id, that read an input after another loop beside them has: the last to need it. A loop and the block that was
+    taken out of its end are one. Blocks of products are read by other programs too."""
+    loops: list[list[Node]] = []
+    for node in body:
+        if isinstance(node, For | If) and loops and isinstance(first := loops[-1][0], For) and _goes_on(node, first.symbol):
+            loops[-1].append(node)
+        elif isinstance(node, For) and not any(isinstance(inner, Dot) for inner in nodes((node,))):
+            loops.append([node])
+    read = [{v.tensor for n in loop for v in _loads(n) if v.tensor.role is Role.INPUT} for loop in loops]
+    last = {tensor: loop for loop, tensors in zip(loops, read, strict=True) for tensor in tensors}
+    several = [tensor for tensor in last if sum(tensor in tensors for tensors in read) > 1]
     inside = (_last_reads(part) for n in body for part in bodies(n))
-    return {(id(found[tensor]), tensor) for tensor in several}.union(*inside)
+    return {(id(n), tensor) for tensor in several for n in last[tensor]}.union(*inside)
+
+
+def _goes_on(node: For | If, index: Symbol) -> bool:
+    """Whether a statement goes on where a loop over this index has ended."""
+    return any(isinstance(n, Bind) and n.symbol is index for n in bodies(node)[0])
 
 
 def _loads(node: Node) -> Iterator[Load]:

@@ -1,4 +1,4 @@
-"""Peel: a loop over blocks of a product runs without masks up to the first block that is not whole.
+"""Peel: a loop that computes runs without masks up to the first block that is not whole.
 
 In: a loop program. Out: the same; a loop whose statements are guarded at its end becomes two, the first of which has no such
 guards. Masks cost arithmetic units as much as a softmax does, and most blocks of a long row are whole:
@@ -15,16 +15,17 @@ import functools
 from collections.abc import Iterator
 
 from serrate.ir.expr import Expr, FloorDiv, Less, Minimum, Symbol, const, maximum, minimum, symbol
-from serrate.ir.loops import Bind, Declare, Dot, For, If, Load, LoopProgram, Node, nodes, values_of
+from serrate.ir.loops import Bind, Declare, Dot, For, If, Load, LoopProgram, Node, While, nodes, values_of
 from serrate.ir.solve import certain, end_of
 from serrate.ir.tile import GRID
+from serrate.ir.values import Call, Role
 from serrate.lower.names import Names
 from serrate.lower.passes.common import Body, effects, inward, kept, names_in, per_kernel
 from serrate.lower.passes.end_loops import settled
 
 
 def peel(program: LoopProgram) -> LoopProgram:
-    """Takes the blocks at the end of rows out of loops with matrix products."""
+    """Takes the blocks at the end of rows out of loops."""
     names = Names(program)
     return per_kernel(program, lambda k: _body(k.body, names))
 
@@ -33,13 +34,19 @@ def _body(body: Body, names: Names) -> Body:
     out: list[Node] = []
     for node in body:
         node = inward(node, lambda part: _body(part, names))
-        out += _peeled(node, names) if isinstance(node, For) and _multiplies(node) else [node]
+        out += _peeled(node, names) if isinstance(node, For) and _computes(node) else [node]
     return kept(body, out)
 
 
-def _multiplies(loop: For) -> bool:
-    """Whether a loop multiplies blocks itself, rather than in a loop inside it."""
-    return loop.kind is not GRID and any(isinstance(n, Dot) for n in loop.body)
+def _computes(loop: For) -> bool:
+    """Whether a loop itself, and not one inside it, multiplies blocks, or computes something of what the program is given. A loop
+    that only adds up or moves what it reads waits for memory, and one over partial results is short."""
+    if loop.kind is GRID or any(isinstance(n, Dot) for n in loop.body):
+        return loop.kind is not GRID
+    values = [v for s in effects(loop.body) for value in values_of(s) for v in value.walk()]
+    called = any(isinstance(v, Call) and v.function != "cast" for v in values)
+    read = any(isinstance(v, Load) and v.tensor.role is Role.INPUT for v in values)
+    return called and read and not any(isinstance(n, For | While) for n in loop.body)
 
 
 def _peeled(loop: For, names: Names) -> list[Node]:
