@@ -1,0 +1,145 @@
+"""`python -m tests.codegen.instructions TASK/DTYPE...`: the machine instructions of loops on sm_90, counted without a GPU.
+
+In: names of the GPU table, such as `softmax/bfloat16`. Out: for every kernel that a call launches where the host knows no length,
+its instructions and registers, and the instructions of each innermost loop by kind. Counts are facts about code, not times.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)((?:\.\w+)*)\s*(.*?);")
+LABEL = re.compile(r"^(\.L\w+):", re.MULTILINE)
+WORKERS = 132
+"""Multiprocessors of an H200."""
+KINDS = {
+    "addresses": ("IADD3", "IMAD", "LEA", "UIADD3", "ULEA", "VIADD", "USHF", "SHF"),
+    "masks": ("ISETP", "UISETP", "PLOP3", "P2R", "R2P", "SEL", "FSEL"),
+    "bits": ("LOP3", "PRMT", "ULOP3"),
+    "moves": ("MOV", "UMOV", "R2UR", "CS2R"),
+    "floats": ("FADD", "FMUL", "FFMA", "FMNMX", "FSETP"),
+    "conversions": ("F2FP", "F2F", "I2F", "F2I"),
+    "functions": ("MUFU",),
+    "products": ("HGMMA", "HMMA"),
+    "memory": ("LDG", "STG", "LDGSTS", "LDS", "STS", "LDSM", "STSM"),
+    "exchange": ("SHFL", "BAR"),
+}
+
+
+def kind_of(name: str, suffix: str) -> str:
+    """What an instruction is for; `IMAD.MOV` is a move, `IMAD.U32` makes a float of a bfloat16."""
+    if name == "IMAD" and suffix.startswith((".MOV", ".U32")):
+        return "moves" if suffix.startswith(".MOV") else "conversions"
+    return next((kind for kind, names in KINDS.items() if name in names), "others")
+
+
+def innermost_loops(sass: str) -> tuple[int, list[Counter[str]]]:
+    """The number of instructions of a listing, and the instructions of its innermost loops by kind.
+
+    A loop is what lies between a branch and the earlier place that it leads to.
+    """
+    found, places = [], {}
+    for line in sass.splitlines():
+        if label := LABEL.match(line):
+            places[label[1]] = len(found)
+        elif match := LINE.search(line):
+            found.append((match[2], match[3], match[4]))
+    loops = []
+    for end, (name, _, operands) in enumerate(found):
+        target = re.search(r"`\((\.L\w+)\)", operands) if name == "BRA" else None
+        # A kernel ends with a branch to itself.
+        if target and places.get(target[1], end) < end:
+            loops.append((places[target[1]], end))
+    inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return len(found), [Counter(kind_of(n, s) for n, s, _ in found[begin : end + 1] if n != "NOP") for begin, end in inner]
+
+
+class Counting:
+    """Compiles every kernel that is launched, prints its counts, and runs none: results are zeros."""
+
+    def bound(self, program: Any) -> Callable[[Sequence[Any]], None]:
+        from serrate.runtime.memory import whole
+        from tests.codegen.gpu_targets import POINTERS
+
+        for launch, ready in zip(program._printed.launches, program._launches, strict=True):
+            kinds = [POINTERS[t.dtype] for t in launch.tensors] + ["*i64"] * len(launch.arrays) + ["i32"] * len(launch.symbols)
+            self._count(ready.kernel, kinds)
+        made = len(program.program.inputs)
+
+        def run(tensors: Sequence[Any]) -> None:
+            for each in tensors[made:]:
+                whole(each).zero_()
+
+        return run
+
+    def _count(self, kernel: Any, kinds: Sequence[str]) -> None:
+        import triton
+        from triton.compiler import ASTSource
+
+        from serrate.runtime.triton import fewer_stages
+        from tests.codegen.gpu_targets import TARGETS
+
+        target, function = TARGETS["sm_90"], kernel.function
+        aligned = {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(kinds) if kind.startswith("*")}
+        source = ASTSource(function, dict(zip(function.arg_names, kinds, strict=True)), {}, aligned)
+        for options in fewer_stages(kernel._options):
+            compiled = triton.compile(source, target=target.target, options=options)
+            if compiled.metadata.shared <= target.shared:
+                break
+        tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(compiled.asm["cubin"])
+            file.flush()
+            sass = subprocess.run([tools / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+            used = subprocess.run(
+                [tools / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
+            ).stdout
+        count, loops = innermost_loops(sass)
+        registers = re.search(r"REG:(\d+)", used)
+        print(f"  {function.__name__}: {count} instructions, {registers[1] if registers else '?'} registers")
+        for loop in loops:
+            print(f"    loop of {loop.total()}: {', '.join(f'{n} {kind}' for kind, n in loop.most_common())}")
+
+
+def main(names: Sequence[str]) -> None:
+    os.environ.update(TRITON_INTERPRET="0", SERRATE_BACKEND="triton", SERRATE_TUNE="never")
+    import torch
+
+    from benchmarks.gpu_tasks import TASKS, data_of
+    from serrate import engine
+    from serrate.runtime.memory import Scratch
+    from serrate.runtime.triton import Derivation, TritonExecutable
+
+    counting, choose = Counting(), engine.choose
+
+    def unknown(rows: Any, target: Any, _: int = 1, **options: Any) -> Any:
+        return choose(replace(rows, longest=None) if rows else rows, target, WORKERS, **options)
+
+    def derived(self: Derivation, *_: Any) -> list[Scratch]:
+        return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in range(1 + max(self.order))]
+
+    with (
+        mock.patch.object(engine, "choose", unknown),
+        mock.patch.object(TritonExecutable, "bound", lambda self, *_: counting.bound(self)),
+        mock.patch.object(TritonExecutable, "__call__", lambda self, tensors, *_: counting.bound(self)(tensors)),
+        mock.patch.object(Derivation, "__call__", derived),
+    ):
+        for name in names:
+            task, dtype = name.split("/")
+            print(name)
+            work = TASKS[task].make(data_of(TASKS[task], "uniform", dtype, "cpu", rows=min(TASKS[task].rows, 64)))
+            work.call(*work.arguments(work.data.tensor()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
