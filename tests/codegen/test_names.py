@@ -45,7 +45,7 @@ def test_a_program_may_have_any_name(backend: str, name: str) -> None:
 WORDS = (
     *("double", "for", "template", "and_eq", "operator", "load", "store", "f32", "pointer", "given", "threads", "end", "k", "v1"),
     *("v2", "extent0", "count", "lambda", "None", "range", "tl", "triton", "position", "sr_largest", "float"),
-    *("x", "x_at", "x_all", "x_here", "x_stream"),
+    *("x", "x_at", "x_all", "x_here", "x_stream", "x_next"),
 )
 
 
