@@ -33,7 +33,7 @@ class EmbeddingBag(nn.EmbeddingBag):
     >>> before = bag.weight.clone()
     >>> bags = JaggedTensor.from_lengths(torch.tensor([3, 4, 3]), [2, 0, 1])
     >>> bag(bags).sum().backward()
-    >>> (before - bag.weight)[2:5]
+    >>> (before - bag.weight).detach()[2:5]
     tensor([[0.0000, 0.0000],
             [1.0000, 1.0000],
             [0.5000, 0.5000]])
