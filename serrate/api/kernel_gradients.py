@@ -233,11 +233,11 @@ class _RecordedLoop:
 
     def __call__(self, site: LaunchSite, plain: dict[str, Any], items: Items, given: Mapping[str, Any]) -> None:
         numbers = self.stage.environment(items)
-        for axis, last, end in self.lifted.limits:
-            if last.evaluate(numbers) > end.evaluate(numbers):
-                raise GradientError(
-                    f'{self.name}: backward="auto" cannot differentiate {axis}, which goes past the end of a tensor'
-                )
+        for axis, last, end, exact in self.lifted.limits:
+            left = end.evaluate(numbers) - last.evaluate(numbers)
+            if left < 0 or (exact and left > 0):
+                where = "goes past the end of a tensor" if left < 0 else "leaves rows out"
+                raise GradientError(f'{self.name}: backward="auto" cannot differentiate {axis}, which {where}')
         inputs = [self.stage.source(source, items) for source in self.lifted.sources]
         read = [k for k, source in enumerate(self.lifted.sources) if source.kind == "tensor" and inputs[k].is_floating_point()]
         tensors = [self._original(self.lifted.sources[k].what, given, inputs[k]) for k in read]

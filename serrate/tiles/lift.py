@@ -13,7 +13,8 @@ value and what stands in for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from serrate.errors import SerrateError
 from serrate.frontend.broadcast import under
 from serrate.frontend.ops.structure import as_nested
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Element, Expr, Less, Symbol
+from serrate.ir.expr import Array, Element, Expr, Less, Symbol, const
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import (
     Assign,
@@ -38,10 +39,10 @@ from serrate.ir.loops import (
     Number,
     Reduce,
     Write,
-    symbols_of,
+    flat_index,
 )
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.reductions import SUM, Reduction, reduction
+from serrate.ir.reductions import OPERATORS, SUM, Reduction, reduction
 from serrate.ir.tile import Accumulate, Axis, Loop, Statement, Store, TileProgram, statements
 from serrate.ir.values import (
     Call,
@@ -62,16 +63,9 @@ from serrate.ir.values import (
     rewrite,
 )
 from serrate.ir.view import TensorView
+from serrate.tiles.whole_tiles import LoopEnds, NotLifted, require_whole_tiles, updated
 
 Line = int | None
-
-
-class NotLifted(Exception):
-    """What keeps a loop from being a fusion, and its line, if that is known."""
-
-    def __init__(self, reason: str, line: Line) -> None:
-        super().__init__(reason)
-        self.reason, self.line = reason, line
 
 
 class Source(NamedTuple):
@@ -83,11 +77,12 @@ class Source(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """At each call, the positions of an axis must end at `end` or before."""
+    """At each call, the positions of an axis must end at `end`, or before it unless they must end exactly there."""
 
     axis: Axis
     last: Expr
     end: Expr
+    exact: bool
 
 
 @dataclass(frozen=True)
@@ -101,12 +96,15 @@ class LiftedLoop:
     """The tensor of the loop that each result is stored to."""
     shapes: tuple[tuple[Expr | None, ...], ...]
     """The part of each stored tensor that is stored, from the first element on; None for all of a dim."""
+    whole: tuple[bool, ...]
+    """Whether every element of that part is stored, whatever the rows are."""
     limits: tuple[Limit, ...]
 
 
-def lift(program: TileProgram, lines: Mapping[object, int]) -> LiftedLoop:
-    """The fusion of a loop; `lines` are those of loads, by value, and of stores and blocks, by name."""
-    return _Lifting(program, lines).run()
+def lift(program: TileProgram, lines: Mapping[object, int], longest: Mapping[Array, Collection[Expr]]) -> LiftedLoop:
+    """The fusion of a loop; `lines` are those of loads, by value, and of stores and blocks, by name. `longest` are the numbers
+    that are the length of the longest row, by the boundaries of rows."""
+    return _Lifting(program, lines, longest).run()
 
 
 COMBINED = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
@@ -124,6 +122,7 @@ class CountedRows(NamedTuple):
 class _Lifting:
     program: TileProgram
     lines: Mapping[object, int]
+    longest: Mapping[Array, Collection[Expr]]
     fusion: Fusion = field(init=False)
     sources: list[Source] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
@@ -132,9 +131,7 @@ class _Lifting:
     locals: dict[str, Local] = field(default_factory=dict)
     shapes: dict[str, tuple[Symbol, ...]] = field(default_factory=dict)
     """The axes of each private block."""
-    results: dict[Tensor, tuple[TensorView, tuple[Expr | None, ...]]] = field(default_factory=dict)
-    inside: dict[str, frozenset[Symbol]] = field(default_factory=dict)
-    """The axes of the loops in which each private block is declared."""
+    results: dict[Tensor, tuple[TensorView, tuple[Expr | None, ...], bool]] = field(default_factory=dict)
     looped: frozenset[Symbol] = frozenset()
     """The axes of the loops around a statement."""
     around: tuple[Symbol, ...] = ()
@@ -153,16 +150,21 @@ class _Lifting:
                 self.whole |= {axis.first: axis.begin, axis.last: axis.end}
         self.of_tiles = {s for a in self.program.axes for s in (a.first, a.last, a.number, a.lane, a.lanes)} - self.whole.keys()
         self.counts = dict(self.program.counts)
+        tensors = (*self.program.inputs, *self.program.outputs)
+        self.known_sizes = {*self.counts.values(), *(d.extent_expr for t in tensors for d in t.storage)}
+        self.ends = LoopEnds(self.program)
         self.views: dict[object, TensorView] = {}
         self.sizes: dict[Expr, Expr] = {}
         self.domains: dict[Symbol, IterDomain] = {}
         self.rows: dict[Symbol, CountedRows] = {}
+        self.combined = frozenset(self._combined())
 
     def refuse(self, reason: str, line: Line = None) -> NotLifted:
         return NotLifted(reason, line if line is not None else self.line)
 
     def run(self) -> LiftedLoop:
         (phase,) = self.program.phases
+        require_whole_tiles(self.program, self.lines)
         with self.fusion:
             self._find_rows(phase.body)
             try:
@@ -173,9 +175,11 @@ class _Lifting:
         for tensor in self.program.outputs:
             if tensor not in self.results:
                 raise self.refuse(f"nothing that is lifted is stored to {tensor.name}", self.lines.get(tensor.name))
-        self.fusion.output(*(view for view, _ in self.results.values()))
-        shapes = tuple(shape for _, shape in self.results.values())
-        return LiftedLoop(self.fusion, tuple(self.sources), tuple(self.results), shapes, tuple(self.limits))
+        if not self.results:
+            raise self.refuse("nothing is stored")
+        views, shapes, whole = zip(*self.results.values(), strict=True)
+        self.fusion.output(*views)
+        return LiftedLoop(self.fusion, tuple(self.sources), tuple(self.results), shapes, whole, tuple(self.limits))
 
     # --- inputs ----------------------------------------------------------------------------------------------------------
 
@@ -211,16 +215,38 @@ class _Lifting:
         """Finds the axes that run over rows: those whose positions count only where a row is that long, in every statement
         that stores or reduces them."""
         found: dict[Symbol, list[CountedRows]] = {}
-        for node in statements(body):
-            if not isinstance(node, Write | Reduce | Dot):
-                continue
+        for node, around in self._with_single(body, ()):
             counting = node.lanes[-1:] if isinstance(node, Dot) else node.lanes
-            for lane in counting:
-                tests = (self._row_test(test.substitute(self.whole), lane.symbol) for test in node.guard)
+            for symbol in dict.fromkeys((*around, *(lane.symbol for lane in counting))):
+                tests = (self._row_test(test.substitute(self.whole), symbol) for test in node.guard)
                 here = [rows for rows in tests if rows is not None]
-                before = found.get(lane.symbol, here)
-                found[lane.symbol] = [rows for rows in before if rows in here]
+                before = found.get(symbol, here)
+                found[symbol] = [rows for rows in before if rows in here]
         self.rows = {axis: rows[0] for axis, rows in found.items() if rows}
+
+    def _with_single(
+        self, body: Iterable[Statement], around: tuple[Symbol, ...]
+    ) -> Iterator[tuple[Write | Assign | Reduce | Dot, tuple[Symbol, ...]]]:
+        """The statements that store or combine values, and the axes of the loops around them that run over single positions."""
+        for node in body:
+            if isinstance(node, Loop):
+                axis = self.program.axis_of(node.domain)
+                inner = (*around, axis.position) if axis is not None and axis.block == 1 else around
+                yield from self._with_single(node.body, inner)
+            elif isinstance(node, Write | Reduce | Dot):
+                yield node, around
+            elif isinstance(node, Assign) and node.local.name in self.combined:
+                yield node, around
+
+    def _combined(self) -> Iterator[str]:
+        """The private blocks that loops over single positions carry."""
+        (phase,) = self.program.phases
+        for node in statements(phase.body):
+            axis = self.program.axis_of(node.domain) if isinstance(node, Loop) else None
+            if isinstance(node, Loop) and axis is not None and axis.block == 1:
+                inside = {n.local.name for n in statements(node.body) if isinstance(n, Declare)}
+                changed = (updated(n) for n in statements(node.body))
+                yield from (local.name for local in changed if local is not None and local.name not in inside)
 
     def _row_test(self, test: Less, axis: Symbol) -> CountedRows | None:
         """The rows of `axis < boundaries[b + 1] - boundaries[b]`."""
@@ -250,13 +276,13 @@ class _Lifting:
             raise self.refuse(f"{axis} does not start at 0")
         rows = self.rows.get(symbol)
         if rows is not None:
-            component, own = self.domain(rows.component), self._rows_of(rows)
+            component, own = self._component(rows), self._rows_of(rows)
             self.domains[symbol] = under(component, own, self.fusion.fresh("r"))
             return self.domains[symbol]
         counted = next((rows for rows in self.rows.values() if rows.component is symbol), None)
         if counted is not None:
             own = self._rows_of(counted)
-            self._require(axis, axis.end, self.counts[counted.boundaries])
+            self._require(axis, axis.end, self.counts[counted.boundaries], exact=True)
             self.domains[symbol] = own.component
             return own.component
         end = self._uniform(axis.end, f"the end of {axis}")
@@ -296,34 +322,44 @@ class _Lifting:
             raise self.refuse(f"{what} is computed in the kernel")
         return number.substitute({s: self.size(s) for s in number.symbols})
 
-    def _require(self, axis: Axis, last: Expr, end: Expr) -> None:
-        last, end = last.substitute(self.whole), end.substitute(self.whole)
-        if last is not end and Limit(axis, last, end) not in self.limits:
-            self.limits.append(Limit(axis, last, end))
+    def _require(self, axis: Axis, last: Expr, end: Expr, *, exact: bool) -> None:
+        limit = Limit(axis, last.substitute(self.whole), end.substitute(self.whole), exact)
+        if limit.last is not limit.end and limit not in self.limits:
+            self.limits.append(limit)
 
     # --- conditions ------------------------------------------------------------------------------------------------------
 
     def conditions(self, guard: Guard) -> list[Value]:
         """The conditions that do not follow from the domains."""
-        found = (self._condition(test.substitute(self.whole)) for test in guard)
+        found = map(self._condition, self._left(guard))
         return [test for test in found if test is not None]
 
+    def _left(self, guard: Guard) -> list[Less]:
+        """The tests of a guard, but those of ends of loops that do not matter."""
+        return [test.substitute(self.whole) for test in guard if not self.ends.follows(test, guard)]
+
     def _condition(self, test: Less) -> Value | None:
+        """A condition as a value; None if it holds at all positions of the domains, or is required to at each call."""
         if test.proven:
             return None
-        axis = next((a for s, a in self.axes.items() if s in test.left.symbols), None)
-        if axis is not None and test.left.symbols == {axis.position}:
-            if test.left is axis.position and test.right is axis.end.substitute(self.whole):
-                return None
-            rows = self.rows.get(axis.position)
-            if rows is not None and self._row_test(test, axis.position) == rows:
-                return None
-            uniform = not test.right.arrays and not axis.end.arrays
-            if uniform and not any(s in self.axes for s in test.right.symbols):
-                self._require(axis, test.left.substitute({axis.position: axis.end}), test.right)
-                return None
+        axis = self.axes.get(test.left) if isinstance(test.left, Symbol) else None
+        if axis is not None and self._follows(axis, test.right):
+            return None
         sides = (self.number(e) for e in (test.left, test.right))
         return call("lt", *sides, dtype=torch.bool)
+
+    def _follows(self, axis: Axis, end: Expr) -> bool:
+        """Whether every position of an axis is below a number."""
+        rows, last = self.rows.get(axis.position), axis.end.substitute(self.whole)
+        if rows is not None:
+            length = rows.boundaries[rows.component + 1] - rows.boundaries[rows.component]
+            return end is length or end in self.longest.get(rows.boundaries, ())
+        if end is last or (last.value is not None and end.value is not None and last.value <= end.value):
+            return True
+        if last.arrays or any(s in self.axes for s in last.symbols) or end not in self.known_sizes or None not in (last.value, end.value):
+            return False
+        self._require(axis, last, end, exact=False)
+        return True
 
     def masked(self, value: Value, conditions: Iterable[Value], other: Value) -> Value:
         for test in conditions:
@@ -361,9 +397,9 @@ class _Lifting:
         if not e.array.local:
             return read(self.array(e.array).tensor, (self.place(e.index),))
         local = self.locals[e.array.name]
-        if not e.index.symbols <= {
-            s for lane in local.lanes for s in (self.axes[lane.symbol].lane, self.axes[lane.symbol].lanes)
-        }:
+        axes = [self.axes[lane.symbol] for lane in local.lanes]
+        lanes = [a.lane if a.looped else a.position for a in axes]
+        if e.most is not None or e.index is not flat_index(lanes, [a.lanes if a.looped else const(a.size or 1) for a in axes]):
             raise self.refuse("an index is computed in the kernel, along other axes")
         return self._held(local)
 
@@ -379,13 +415,29 @@ class _Lifting:
             found = self.number(value.expr)
             return found if value.dtype == torch.int64 else call("cast", found, dtype=value.dtype)
         if isinstance(value, Existing):
-            total = constant(1, torch.int64)
-            for lane in value.lanes:
-                total = call("mul", total, extent(self.domain(lane.symbol)), dtype=torch.int64)
+            total = self._count(value)
             return total if value.dtype == torch.int64 else call("cast", total, dtype=value.dtype)
         if isinstance(value, Call):
             return _folded(value, tuple(map(self.value, value.args)))
         return None
+
+    def _count(self, value: Existing) -> Value:
+        """How many positions exist: a sum of ones, or the size of a domain. Of a single position, it is whether that exists."""
+        over = tuple(lane.symbol for lane in value.lanes if self.axes[lane.symbol].block != 1)
+        tests = self.conditions(value.guard)
+        one = constant(1, torch.int64)
+        if not tests:
+            sizes = (extent(self.domain(s)) for s in over)
+            return functools.reduce(lambda x, y: call("mul", x, y, dtype=torch.int64), sizes, one)
+        counted = self.masked(one, tests, constant(0, torch.int64))
+        if not over:
+            return counted
+        named = {s for test in value.guard for s in test.substitute(self.whole).symbols} - {*over}
+        index = tuple(self.domain(s) for s in self.axes if s in named)
+        target = self.fusion.tensor(torch.int64, index)
+        domains = tuple(map(self.domain, over))
+        self.fusion.define([target], (*index, *domains), Accumulate((target,), index, SUM, (counted,), domains))
+        return read(target, index)
 
     def _held(self, local: Local) -> Value:
         found = self.blocks[local.name]
@@ -403,7 +455,7 @@ class _Lifting:
             if value.tensor.role is Role.OUTPUT:
                 raise self.refuse(f"{value.tensor.name} is read, and the kernel also stores to it")
             at = [e.substitute(self.whole) for e in value.index]
-            guard: Guard = tuple(test.substitute(self.whole) for test in value.guard)
+            guard = self._left(value.guard)
             rows = self._rows_at(at, guard)
             index: list[IterDomain | Place]
             if rows is None:
@@ -416,13 +468,14 @@ class _Lifting:
                 inside = here if self.rows.get(axis) == own else Place(index_of(here), (here,))
                 rest = [self._at(e, d) for e, d in zip(at[1:], value.tensor.storage[1:], strict=True)]
                 index = [self._component(own), inside, *rest]
-                guard = tuple(test for test in guard if self._row_test(test, axis) != own)
+                guard = [test for test in guard if self._row_test(test, axis) != own]
             found = read(view.tensor, tuple(index), value.other)
-            return self.masked(found, self.conditions(guard), constant(value.other, value.dtype))
+            tests = [test for test in map(self._condition, guard) if test is not None]
+            return self.masked(found, tests, constant(value.other, value.dtype))
         finally:
             self.line = before
 
-    def _rows_at(self, index: Sequence[Expr], guard: Guard) -> tuple[Symbol, CountedRows] | None:
+    def _rows_at(self, index: Sequence[Expr], guard: Sequence[Less]) -> tuple[Symbol, CountedRows] | None:
         """The axis and the rows of an index `boundaries[b] + axis`, which exists where the row is that long."""
         if not index or not any(array in self.counts for array in index[0].arrays):
             return None
@@ -436,7 +489,7 @@ class _Lifting:
     def _component(self, rows: CountedRows) -> IterDomain:
         """The domain that counts these rows."""
         axis = self.axes[rows.component]
-        self._require(axis, axis.end, self.counts[rows.boundaries])
+        self._require(axis, axis.end, self.counts[rows.boundaries], exact=True)
         return self.domain(rows.component)
 
     def _at(self, e: Expr, dim: IterDomain) -> IterDomain | Place:
@@ -455,14 +508,10 @@ class _Lifting:
         self.line = self.lines.get(name)
         if isinstance(node, Loop):
             axis = self.program.axis_of(node.domain)
-            strange = next((c for c in node.carried if c.reduction is None), None)
-            if strange is not None and (axis is None or axis.block is not None):
-                line = self.lines.get(strange.locals[0].name)
-                raise self.refuse(f"{strange} is carried from tile to tile, and is not a reduction", line)
+            assert axis is not None
             before = self.around, self.looped
-            if axis is not None:
-                self.around = (*self.around, axis.position) if axis.block == 1 else self.around
-                self.looped = self.looped | {axis.position}
+            self.around = (*self.around, axis.position) if axis.block == 1 else self.around
+            self.looped = self.looped | {axis.position}
             for each in node.body:
                 self._statement(each)
             self.around, self.looped = before
@@ -472,7 +521,6 @@ class _Lifting:
             lanes = tuple(lane.symbol for lane in node.local.lanes)
             self.locals[node.local.name] = node.local
             self.shapes[node.local.name] = (*(s for s in self.around if s not in lanes), *lanes)
-            self.inside[node.local.name] = self.looped
             self.blocks[node.local.name] = constant(node.number, node.local.dtype)
         elif isinstance(node, Assign):
             self._assign(node)
@@ -505,8 +553,13 @@ class _Lifting:
 
     def _assign(self, node: Assign) -> None:
         own = self.shapes[node.local.name]
-        if not self.axes.keys() & symbols_of(node.value) <= {*own}:
-            raise self.refuse(f"{node.local.name} is carried from position to position")
+        if not {*self.around} <= {*own}:
+            # It is carried from one position to the next.
+            combined = _contribution(node.value, node.local)
+            if combined is None or combined[0] not in COMBINED:
+                raise self.refuse(f"{node.local.name} is carried from position to position, and is not a reduction")
+            self._reduce(node.local, node.lanes, node.guard, reduction(combined[0]), self.value(combined[1]))
+            return
         new, old = self.value(node.value), self._held(node.local)
         if new.dtype != node.local.dtype:
             new = call("cast", new, dtype=node.local.dtype)
@@ -527,9 +580,6 @@ class _Lifting:
         if value.dtype != state:
             value = call("cast", value, dtype=state)
         symbols = dict.fromkeys((*self.around, *(lane.symbol for lane in lanes)))
-        for axis in (self.axes[s].original for s in symbols if s not in own):
-            if axis.block is not None and axis.position in self.inside[local.name]:
-                raise self.refuse(f"{local.name} is reduced within {axis}, whose block size is fixed")
         value = self.masked(value, self.conditions(guard), constant(kind.identity(0, state), state))
         index, over = tuple(map(self.domain, own)), tuple(self.domain(s) for s in symbols if s not in own)
         if over:
@@ -546,8 +596,7 @@ class _Lifting:
         if tensor in self.results:
             raise self.refuse(f"{tensor.name} is stored to in two places")
         at = [e.substitute(self.whole) for e in node.index]
-        guard = tuple(test.substitute(self.whole) for test in node.guard)
-        rows = self._rows_at(at, guard)
+        rows = self._rows_at(at, self._left(node.guard))
         value = self.value(node.value)
         if rows is None:
             symbols = at
@@ -557,22 +606,53 @@ class _Lifting:
                 raise self.refuse(f"positions of {self.axes[axis]} are also stored, or reduced, where no row has them")
             symbols = [own.component, axis, *at[1:]]
             self._component(own)
-        if any(s not in self.axes for s in symbols) or {*self.around, *(lane.symbol for lane in node.lanes)} != set(symbols):
+        lanes = {lane.symbol for lane in node.lanes}
+        if any(s not in self.axes for s in symbols) or not {*self.around, *lanes} == {*symbols} >= self.looped:
             raise self.refuse(f"{tensor.name} is not stored once for each position of the tiles around it")
         if len(set(symbols)) != len(symbols):
             raise self.refuse(f"{tensor.name} is stored along a diagonal")
         if value.dtype != tensor.dtype:
             value = call("cast", value, dtype=tensor.dtype)
-        value = self.masked(value, self.conditions(guard), constant(0, tensor.dtype))
+        conditions = self.conditions(node.guard)
+        value = self.masked(value, conditions, constant(0, tensor.dtype))
         domains = tuple(self.domain(s) for s in symbols if isinstance(s, Symbol))
         target = self.fusion.tensor(tensor.dtype, domains)
         (view,) = self.fusion.define([target], domains, Store(target, domains, value))
         ends = [self.axes[s].end.substitute(self.whole) for s in symbols if isinstance(s, Symbol)]
-        self.results[tensor] = view, tuple(ends) if rows is None else (None, *ends[2:])
+        dims, first = (tensor.storage, 0) if rows is None else (tensor.storage[1:], 2)
+        for s, dim in zip(symbols[first:], dims, strict=True):
+            axis = self.axes[s]
+            if self.rows.get(axis.position) is not None or not self._follows(axis, dim.extent_expr):
+                raise self.refuse(f"positions of {axis} may be past the end of {tensor.name}")
+        whole = rows is None and not conditions
+        self.results[tensor] = view, tuple(ends) if rows is None else (None, *ends[2:]), whole
 
 
 def _names_of(node: Statement) -> list[object]:
     return [node.tensor.name] if isinstance(node, Write) else [node.local.name] if hasattr(node, "local") else []
+
+
+def _contribution(value: Value, local: Local) -> tuple[str, Value] | None:
+    """The reduction by which a private block is updated, and what is combined into it: `local = local op x`."""
+    if isinstance(value, Call) and value.function == "where" and _is_held(value.args[2], local):
+        inner = _contribution(value.args[1], local)
+        if inner is None or _mentions(value.args[0], local):
+            return None
+        name, x = inner
+        return name, call("where", value.args[0], x, constant(reduction(name).identity(0, x.dtype), x.dtype), dtype=x.dtype)
+    if isinstance(value, Call) and value.function in OPERATORS:
+        for old, x in (value.args, value.args[::-1]):
+            if _is_held(old, local) and not _mentions(x, local):
+                return OPERATORS[value.function], x
+    return None
+
+
+def _is_held(value: Value, local: Local) -> bool:
+    return isinstance(value, Held) and value.local.name == local.name
+
+
+def _mentions(value: Value, local: Local) -> bool:
+    return any(_is_held(v, local) for v in value.walk())
 
 
 def _folded(value: Value, args: tuple[Value, ...] | None = None) -> Value:

@@ -180,6 +180,10 @@ class TensorSource(NamedTuple):
     """Its position among the leaves of a warm call; None if it comes from a structure, and the binding holds it."""
 
 
+LONGEST = (("max_length",), ("longest", 0), ("longest", -1))
+"""Paths to the length of the longest row of a tensor with one ragged dim."""
+
+
 class ArgumentSources:
     """Where each argument of a traced loop's program comes from; `env` is what it was traced for."""
 
@@ -195,6 +199,12 @@ class ArgumentSources:
         """How the arrays that describe rows are found."""
         self.numbers = dict(zip(trace.numbers.values(), self._numbers, strict=True))
         """How numbers are found."""
+        self.longest = {
+            array: [number for path, number in trace.numbers.items() if path[0] == name and path[1:] in LONGEST]
+            for (name, axis, what), array in trace.described.items()
+            if what == "offsets0" and (len(env[name].structure.rows), env[name].structure.levels) == (1, 1)
+        }
+        """The numbers that are the length of the longest row, by the boundaries of rows."""
         # Which names stand for leaves is part of what a program is made for.
         leaves = [name for name in self.names if isinstance(env[name], LEAVES)]
         self._leaves = {name: k for k, name in enumerate(leaves)}

@@ -305,7 +305,7 @@ class LoopStage(CompiledStage):
     @functools.cached_property
     def lifted(self) -> LiftedLoop:
         """The loop as a fusion, for its gradient."""
-        return lift(self.naive, self._sources.lines)
+        return lift(self.naive, self._sources.lines, self._sources.longest)
 
     def environment(self, items: Items) -> Environment:
         """The numbers of a call."""
