@@ -17,6 +17,7 @@ from serrate import settings
 from serrate.api.kernel_gradients import DerivedGradients, KernelPair, check_backward
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.frontend.kernel.machine import activate, deactivate
+from serrate.frontend.leaves import Leaf, mapped
 from serrate.interpret.interpreter import interpret, prepare
 from serrate.interpret.source import AnnotatedKernel
 from serrate.modes import is_batch_invariant
@@ -24,6 +25,7 @@ from serrate.schedule.heuristic import invariant
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU
 from serrate.settings import EFFORTS
+from serrate.tensor import JaggedTensor
 from serrate.tiles.host import CompiledKernel
 from serrate.tiles.stage import Options, Variant
 from serrate.tuner.policy import USUAL, Policy, retuning
@@ -259,7 +261,15 @@ class DerivedKernel(Kernel):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._derived.are_wanted(args, kwargs):
             return super().__call__(*args, **kwargs)
+        if settings.current().check:
+            # What is recorded is compiled; the interpreter checks the call first, on copies.
+            copies = mapped((args, kwargs), _detached_copy)
+            interpret(self._source, *copies, block_sizes=self.config.block_sizes, check=True)
         return self._derived(args, kwargs)
+
+
+def _detached_copy(leaf: Leaf) -> Leaf:
+    return leaf.with_values(leaf.values.detach().clone()) if isinstance(leaf, JaggedTensor) else leaf.detach().clone()
 
 
 class DifferentiableKernel(Kernel):

@@ -10,23 +10,24 @@ gradient is that of the fusion it is lifted to (`tiles/lift.py`). torch records 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from serrate.autograd.adjoint import gradients
 from serrate.autograd.saved import Backward, backward_of
-from serrate.errors import CallError, GradientError
+from serrate.errors import CallError, GradientError, StrategyError
 from serrate.tensor import JaggedTensor
 from serrate.tiles.host import CompiledKernel
 from serrate.tiles.launch_site import LaunchSite
 from serrate.tiles.lift import LiftedLoop, NotLifted
 from serrate.tiles.sources import Items, flattened
-from serrate.tiles.stage import LoopStage
+from serrate.tiles.stage import LoopStage, Options
 
 Gradient = torch.Tensor | JaggedTensor | None
 
@@ -189,7 +190,7 @@ class DerivedGradients:
         kernel = self._kernel()
         kernel.refresh()
         if kernel not in self._hosts:
-            self._hosts[kernel] = kernel.with_launches(self._launch)
+            self._hosts[kernel] = kernel.with_launches(self._launch, measure=True)
         return self._hosts[kernel](*args, **kwargs)
 
     def _launch(self, site: LaunchSite, given: dict[str, Any]) -> None:
@@ -224,12 +225,47 @@ def _detached(value: Any) -> Any:
     return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
 
 
+class BackwardProgram:
+    """The backward program of a loop for some gradients, which computes everything from inputs."""
+
+    def __init__(self, part: Backward, options: Options) -> None:
+        self.part, self._options = part, options
+        self.strategy = None if options.alone else options.strategy
+        """The kernel's own strategy, unless it turns out not to apply to this program."""
+
+    @functools.cached_property
+    def _named(self) -> Callable[..., Any]:
+        return self.part.fusion.compile(self._options.backend, self.strategy, policy=self._options.policy)
+
+    @functools.cached_property
+    def _usual(self) -> Callable[..., Any]:
+        return self.part.fusion.compile(self._options.backend, policy=self._options.policy)
+
+    @property
+    def program(self) -> Any:
+        """What runs."""
+        return self._usual if self.strategy is None else self._named
+
+    def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients that are not zero whatever arrives."""
+        if all(place is None for place in self.part.found):
+            return []
+        try:
+            made = self.program(*args)
+        except StrategyError:
+            if self.strategy is None:
+                raise
+            self.strategy = None
+            made = self._usual(*args)
+        return [x.values if isinstance(x, JaggedTensor) else x for x in (made if isinstance(made, tuple) else (made,))]
+
+
 class _RecordedLoop:
     """A device loop and its gradient."""
 
     def __init__(self, name: str, stage: LoopStage, lifted: LiftedLoop) -> None:
         self.name, self.stage, self.lifted = name, stage, lifted
-        self._backward: dict[tuple[int, ...], tuple[Backward, Any]] = {}
+        self._backward: dict[tuple[int, ...], BackwardProgram] = {}
 
     def __call__(self, site: LaunchSite, plain: dict[str, Any], items: Items, given: Mapping[str, Any]) -> None:
         numbers = self.stage.environment(items)
@@ -238,19 +274,29 @@ class _RecordedLoop:
             if left < 0 or (exact and left > 0):
                 where = "goes past the end of a tensor" if left < 0 else "leaves rows out"
                 raise GradientError(f'{self.name}: backward="auto" cannot differentiate {axis}, which {where}')
-        inputs = [self.stage.source(source, items) for source in self.lifted.sources]
-        read = [k for k, source in enumerate(self.lifted.sources) if source.kind == "tensor" and inputs[k].is_floating_point()]
-        tensors = [self._original(self.lifted.sources[k].what, given, inputs[k]) for k in read]
         stored = [self._original(t, given, None) for t in self.lifted.stored]
         parts = [tuple(None if end is None else int(end.evaluate(numbers)) for end in shape) for shape in self.lifted.shapes]
-        for x, part in zip(stored, parts, strict=True):
-            if x.requires_grad and any(n is not None and n != size for n, size in zip(part, x.shape, strict=True)):
+        for x, part, whole in zip(stored, parts, self.lifted.whole, strict=True):
+            if x.requires_grad and not (whole and part == tuple(x.shape)):
                 raise GradientError(
-                    f'{self.name}: backward="auto" cannot differentiate a store to a part of a tensor that has a gradient already'
+                    f'{self.name}: backward="auto" cannot differentiate a store that may leave elements of a tensor as they are, '
+                    "if that tensor has a gradient already: store to a new tensor, and combine the two after the loop"
                 )
+        inputs: dict[int, torch.Tensor] = {}
+        sizes: dict[int, int] = {}
+        for k, (kind, what) in enumerate(self.lifted.sources):
+            if kind == "size":
+                sizes[k] = int(what.evaluate(numbers))  # type: ignore[union-attr]
+            else:
+                inputs[k] = self.stage.source(self.lifted.sources[k], items)
+                if kind == "tensor" and inputs[k].is_floating_point():
+                    inputs[k] = self._original(what, given, inputs[k])
+        wanted = [k for k, x in inputs.items() if x.requires_grad]
         floating = [k for k, x in enumerate(stored) if x.is_floating_point()]
-        call = _LoopCall(self, lambda: site(plain), inputs, read, floating, parts)
-        _record_loop(call, *tensors, *(stored[k] for k in floating))
+        needed = self.backward(tuple(wanted)).part.inputs
+        saved = [k for k in inputs if k in wanted or k in needed]
+        call = _LoopCall(self, saved, sizes, floating, parts)
+        _record_loop(call, lambda: site(plain), *(inputs[k] for k in saved), *(stored[k] for k in floating))
 
     def _original(self, tensor: Any, given: Mapping[str, Any], other: torch.Tensor | None) -> torch.Tensor:
         """A tensor of the loop as the user has it, with its history."""
@@ -263,59 +309,61 @@ class _RecordedLoop:
         assert other is not None
         return other
 
-    def backward(self, wanted: tuple[int, ...]) -> tuple[Backward, Any]:
-        """The backward program for gradients of these inputs, which computes everything from the inputs."""
+    def backward(self, wanted: tuple[int, ...]) -> BackwardProgram:
+        """The backward program for gradients of these inputs."""
         if wanted not in self._backward:
             made = gradients(self.lifted.fusion, wanted)
             results = [view.tensor.memory.name for view in self.lifted.fusion.outputs]
-            part = backward_of(made, results, "inputs")
-            self._backward[wanted] = part, part.fusion.compile() if any(k is not None for k in part.found) else None
+            self._backward[wanted] = BackwardProgram(backward_of(made, results, "inputs"), self.stage.options)
         return self._backward[wanted]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _LoopCall:
-    """One launch: what runs it, its inputs, which of them are recorded, and which results; how much of each is stored."""
+    """One launch. It holds no tensors: torch keeps those that are saved, for as long as it needs them."""
 
     loop: _RecordedLoop
-    run: Callable[[], None]
-    inputs: list[torch.Tensor]
-    read: list[int]
+    saved: list[int]
+    """The inputs of the fusion that are saved."""
+    sizes: dict[int, int]
+    """The inputs that have a size and no contents."""
     floating: list[int]
+    """The results that have gradients."""
     parts: list[tuple[int | None, ...]]
+    """How much of each result is stored."""
 
 
 class _LoopFunction(torch.autograd.Function):
     """Runs a device loop, which stores to its last arguments, and later the backward program of its fusion."""
 
     @staticmethod
-    def forward(ctx: Any, call: _LoopCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        call.run()
-        stored = tensors[len(call.read) :]
-        ctx.call = replace(call, run=_done)
-        ctx.save_for_backward(*tensors[: len(call.read)])
-        ctx.mark_dirty(*stored)
-        return stored
+    def forward(ctx: Any, call: _LoopCall, run: Callable[[], None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        run()
+        count = len(call.saved)
+        ctx.call, ctx.wanted = call, [k for k, wants in zip(call.saved, ctx.needs_input_grad[2:], strict=False) if wants]
+        ctx.save_for_backward(*tensors[:count])
+        ctx.mark_dirty(*tensors[count:])
+        return tensors[count:]
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: _LoopCall = ctx.call
-        inputs, count = list(call.inputs), len(call.read)
-        for k, x in zip(call.read, ctx.saved_tensors, strict=True):
-            inputs[k] = x
-        needed = [k for k, wants in zip(call.read, ctx.needs_input_grad[1:], strict=False) if wants]
-        part, program = call.loop.backward(tuple(needed))
+        inputs = dict(zip(call.saved, ctx.saved_tensors, strict=True))
+        needed = [k for k, wants in zip(call.saved, ctx.needs_input_grad[2:], strict=False) if wants]
+        program = call.loop.backward(tuple(needed))
+        if not {*program.part.inputs} <= inputs.keys() | call.sizes.keys():
+            # Fewer gradients are wanted than could have been, and that program takes its sizes from another input.
+            needed = ctx.wanted
+            program = call.loop.backward(tuple(needed))
         arriving = {k: grad[tuple(slice(n) for n in call.parts[k])] for k, grad in zip(call.floating, upstream, strict=True)}
-        found: list[Any] = []
-        if program is not None:
-            made = program(*(inputs[k] for k in part.inputs), *(arriving[k].contiguous() for k in part.given))
-            found = [x.values if isinstance(x, JaggedTensor) else x for x in (made if isinstance(made, tuple) else (made,))]
-        by_input = {k: None if place is None else found[place] for k, place in zip(needed, part.found, strict=True)}
-        return (None, *(by_input.get(k) for k in call.read), *([None] * (len(ctx.needs_input_grad) - 1 - count)))
-
-
-def _done() -> None:
-    """A launch that has run: what it used is not kept."""
+        for k in program.part.inputs:
+            if k in call.sizes:
+                inputs[k] = torch.empty(call.sizes[k], dtype=torch.uint8, device=call.loop.stage.device)
+        given = [inputs[k] for k in program.part.inputs] + [arriving[k].contiguous() for k in program.part.given]
+        found = program(*given)
+        places = dict(zip(needed, program.part.found, strict=True))
+        made = {k: torch.zeros_like(inputs[k]) if place is None else found[place] for k, place in places.items()}
+        return (None, None, *(made.get(k) for k in call.saved), *([None] * len(call.floating)))
 
 
 _record_loop: Callable[..., tuple[torch.Tensor, ...]] = _LoopFunction.apply

@@ -10,6 +10,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -205,8 +206,9 @@ class CompiledKernel:
         """All candidates of each device loop, and what they are measured with; for benchmarks of the tuner."""
         return [program.laboratory(items) for program, items in self._asked(args, kwargs)]
 
-    def with_launches(self, launch: Callable[[LaunchSite, dict[str, Any]], None]) -> Callable[..., Any]:
-        """The function, with this called for each device loop and its variables."""
+    def with_launches(self, launch: Callable[[LaunchSite, dict[str, Any]], None], *, measure: bool = False) -> Callable[..., Any]:
+        """The function, with this called for each device loop and its variables. Tunables have the values that are known to be
+        best; with `measure`, values are measured first, as in any call."""
 
         def at(number: int, given: dict[str, Any]) -> None:
             host: Host = current("a kernel")
@@ -218,10 +220,20 @@ class CompiledKernel:
             function = self._parts.host([functools.partial(at, number) for number in range(len(self.sites))])
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with running(Host(self._options.blocks)):
+            with self._chosen(args, kwargs, measure), running(Host(self._options.blocks, self._tunable)):
                 return function(*args, **kwargs)
 
         return run
+
+    def _chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any], measure: bool) -> AbstractContextManager[None]:
+        """Within this context, tunables have the values for these arguments."""
+        if not isinstance(self.host, TunableHost):
+            return nullcontext()
+        token = activate(self.machine)
+        try:
+            return self.host.chosen(args, kwargs, measure=measure)
+        finally:
+            deactivate(token)
 
     def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
         found: list[tuple[LoopStage, Items]] = []

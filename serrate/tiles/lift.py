@@ -233,9 +233,7 @@ class _Lifting:
                 axis = self.program.axis_of(node.domain)
                 inner = (*around, axis.position) if axis is not None and axis.block == 1 else around
                 yield from self._with_single(node.body, inner)
-            elif isinstance(node, Write | Reduce | Dot):
-                yield node, around
-            elif isinstance(node, Assign) and node.local.name in self.combined:
+            elif isinstance(node, Write | Reduce | Dot) or (isinstance(node, Assign) and node.local.name in self.combined):
                 yield node, around
 
     def _combined(self) -> Iterator[str]:
@@ -356,7 +354,12 @@ class _Lifting:
             return end is length or end in self.longest.get(rows.boundaries, ())
         if end is last or (last.value is not None and end.value is not None and last.value <= end.value):
             return True
-        if last.arrays or any(s in self.axes for s in last.symbols) or end not in self.known_sizes or None not in (last.value, end.value):
+        if (
+            last.arrays
+            or any(s in self.axes for s in last.symbols)
+            or end not in self.known_sizes
+            or None not in (last.value, end.value)
+        ):
             return False
         self._require(axis, last, end, exact=False)
         return True
@@ -620,10 +623,9 @@ class _Lifting:
         (view,) = self.fusion.define([target], domains, Store(target, domains, value))
         ends = [self.axes[s].end.substitute(self.whole) for s in symbols if isinstance(s, Symbol)]
         dims, first = (tensor.storage, 0) if rows is None else (tensor.storage[1:], 2)
-        for s, dim in zip(symbols[first:], dims, strict=True):
-            axis = self.axes[s]
-            if self.rows.get(axis.position) is not None or not self._follows(axis, dim.extent_expr):
-                raise self.refuse(f"positions of {axis} may be past the end of {tensor.name}")
+        for symbol, dim in zip([s for s in symbols if isinstance(s, Symbol)][first:], dims, strict=True):
+            if symbol in self.rows or not self._follows(self.axes[symbol], dim.extent_expr):
+                raise self.refuse(f"positions of {self.axes[symbol]} may be past the end of {tensor.name}")
         whole = rows is None and not conditions
         self.results[tensor] = view, tuple(ends) if rows is None else (None, *ends[2:]), whole
 

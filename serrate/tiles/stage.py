@@ -17,7 +17,7 @@ import torch
 from serrate import logs
 from serrate.engine import ONE_PLAN, BuiltProgram, CallFacts, CompiledStage, default_backend
 from serrate.errors import KernelError, StrategyError
-from serrate.ir.expr import Array, Environment, Expr
+from serrate.ir.expr import Array, Environment
 from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, nodes, values_of
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Tensor
@@ -307,12 +307,22 @@ class LoopStage(CompiledStage):
         """The loop as a fusion, for its gradient."""
         return lift(self.naive, self._sources.lines, self._sources.longest)
 
+    @property
+    def options(self) -> Options:
+        """How it is compiled."""
+        return self._options
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it runs on."""
+        return self._sources.device
+
     def environment(self, items: Items) -> Environment:
         """The numbers of a call."""
         return Environment({symbol: number(items) for symbol, number in self._sources.numbers.items()})
 
     def source(self, source: Source, items: Items) -> torch.Tensor:
-        """An input of the lifted loop."""
+        """An input of the lifted loop that has contents."""
         match source:
             case Source("tensor", Tensor() as tensor):
                 return self._sources.given([tensor])[0].now(items)
@@ -321,8 +331,6 @@ class LoopStage(CompiledStage):
                 # Without rows, the loop gets more elements than there are boundaries.
                 last = None if array not in counts else int(counts[array].evaluate(self.environment(items))) + 1
                 return self._sources.arrays[array](items)[:last].long()
-            case Source("size", Expr() as size):
-                return torch.empty(int(size.evaluate(self.environment(items))), dtype=torch.uint8, device=self._sources.device)
         raise AssertionError(source)
 
     def path(self, tensor: Tensor) -> Path:

@@ -19,12 +19,13 @@ partial, so what is combined into a carried value may be any value of the positi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from serrate.ir.expr import Element, Expr, Less, Symbol
-from serrate.ir.loops import Assign, Declare, Dot, Existing, Guard, Held, Lane, Load, Local, Number, Reduce, Write
+from serrate.ir.loops import Assign, Declare, Dot, Existing, Guard, Held, Lane, Load, Local, Number, Reduce, Write, values_of
 from serrate.ir.reductions import OPERATORS, reduction
 from serrate.ir.tile import Axis, Loop, Statement, TileProgram, statements
 from serrate.ir.values import Call, Constant, Value, call
@@ -71,6 +72,8 @@ class LoopEnds:
         for node in statements(phase.body):
             if isinstance(node, Update):
                 self._updates.setdefault(node.local.name, []).append(node)
+        self._temporaries = dict(self._assigned_once(phase.body))
+        """The values of private blocks that are assigned once, where they are declared."""
         self.axes = {axis.position: axis for axis in program.axes}
         self.jagged = {a.position: guard for a in program.axes if (guard := self._jagged(a)) is not None}
         """The conditions under which a position of a jagged tile is before its end."""
@@ -87,8 +90,15 @@ class LoopEnds:
         known = self.jagged.get(axis.position)
         return axis.position in self.causal or (known is not None and all(other in guard for other in known))
 
+    def _assigned_once(self, body: tuple[Statement, ...]) -> Iterator[tuple[str, Value]]:
+        bodies = [body, *(node.body for node in statements(body) if isinstance(node, Loop))]
+        for first, node in (pair for each in bodies for pair in itertools.pairwise(each)):
+            if isinstance(first, Declare) and isinstance(node, Assign) and first.local == node.local and not node.guard:
+                if len(self._updates[node.local.name]) == 1:
+                    yield node.local.name, node.value
+
     def _jagged(self, axis: Axis) -> Guard | None:
-        """For a jagged tile, `most max= length where guard; end = most`: the conditions under which a position is before the end."""
+        """For a jagged tile, `most max= length where guard; end = most`: what holds only at positions before the end."""
         end = axis.end
         ended = self._updates.get(end.array.name, []) if isinstance(end, Element) and end.array.local else []
         if len(ended) != 1 or not isinstance(ended[0], Assign) or ended[0].guard or not isinstance(ended[0].value, Held):
@@ -121,10 +131,8 @@ class LoopEnds:
         if isinstance(value, Constant):
             return value.number
         if isinstance(value, Held):
-            made = self._updates.get(value.local.name, [])
-            if len(made) == 1 and isinstance(made[0], Assign) and not made[0].guard:
-                return self._after(made[0].value, late, early)
-            return None
+            made = self._temporaries.get(value.local.name)
+            return None if made is None else self._after(made, late, early)
         if not isinstance(value, Call):
             return None
         if value.function in COMPARISONS:
@@ -241,7 +249,7 @@ class _Iteration:
                 self._update(node)
                 self.versions[node.local.name] = self.versions.get(node.local.name, 0) + 1
                 self.first.pop(node.local.name, None)
-            elif isinstance(node, Write):
+            elif isinstance(node, Write) and not node.add:
                 self._not_twice(node.lanes, self.lines.get(node.tensor.name))
                 kind = self._all([self._value(node.value), self._guard(node.guard), *map(self._expr, node.index)])
                 if kind != PLAIN:
@@ -262,8 +270,7 @@ class _Iteration:
         raise NotLifted(f"what {axis} carries is not recognised", None)
 
     def _update(self, node: Update) -> None:
-        name = node.local.name
-        line = self.lines.get(name)
+        name, line = node.local.name, self._line(node)
         self._not_twice(node.lanes, line)
         if isinstance(node, Dot):
             value, operator = self._product(self._value(node.left), self._value(node.right)), "sum"
@@ -293,9 +300,8 @@ class _Iteration:
             raise self._not_a_reduction(name, value, line)
         over = self.single or any(lane.symbol in self.own for lane in node.lanes)
         same = now == Kind("old", name) or (now.what == "new" and now.operator == operator)
-        if same and value == PLAIN and over:
-            self.kinds[name] = Kind("new", name, operator)
-        elif same and value.what == "partial" and value.operator == operator and not over:
+        whole = value == PLAIN if over else value.what == "partial" and value.operator == operator
+        if same and whole:
             self.kinds[name] = Kind("new", name, operator)
         elif operator == "sum" and now.what in ("rescaled", "new rescaled") and self._is_relative(value, now, over):
             self.kinds[name] = now._replace(what="new rescaled")
@@ -459,6 +465,12 @@ class _Iteration:
 
     # --- refusals --------------------------------------------------------------------------------------------------------
 
+    def _line(self, node: Update) -> Line:
+        """The line of an update: its own, if that is known, or that of something it reads."""
+        values = [v for x in values_of(node) for v in x.walk()]
+        read = [v if isinstance(v, Load) else v.local.name for v in values if isinstance(v, Load | Held)]
+        return next((self.lines[key] for key in (node.local.name, *read) if key in self.lines), None)
+
     def _refusal(self, kind: Kind, line: Line) -> NotLifted:
         if kind == OF_TILES:
             return NotLifted("a number depends on the size of the tiles", line)
@@ -476,9 +488,7 @@ class _Iteration:
 
 def _parts(e: Expr) -> Iterator[Symbol | Element]:
     """The symbols of an index expression, and the elements of private blocks that it reads."""
-    if isinstance(e, Element) and e.array.local:
-        yield e
-    elif isinstance(e, Symbol):
+    if isinstance(e, Symbol) or (isinstance(e, Element) and e.array.local):
         yield e
     else:
         for operand in e.operands:

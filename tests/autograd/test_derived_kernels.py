@@ -331,7 +331,7 @@ def scaled_by_block(x: Any) -> Any:
         (stores_twice, "out is stored to in two places"),
         (scatters, "out is not stored once for each position"),
         (bounded_by_data, "is computed in the kernel"),
-        (scaled_by_block, "whose block size is fixed"),
+        (scaled_by_block, "max is reduced within the tile of line .*, one tile at a time"),
     ],
 )
 @pytest.mark.usefixtures("reference")
