@@ -219,10 +219,15 @@ class _Lifting:
             counting = node.lanes[-1:] if isinstance(node, Dot) else node.lanes
             for symbol in dict.fromkeys((*around, *(lane.symbol for lane in counting))):
                 tests = (self._row_test(test.substitute(self.whole), symbol) for test in node.guard)
-                here = [rows for rows in tests if rows is not None]
+                here = [rows for rows in tests if rows is not None and self._ends_with(symbol, rows, node.guard)]
                 before = found.get(symbol, here)
                 found[symbol] = [rows for rows in before if rows in here]
         self.rows = {axis: rows[0] for axis, rows in found.items() if rows}
+
+    def _ends_with(self, symbol: Symbol, rows: CountedRows, guard: Guard) -> bool:
+        """Whether an axis reaches the end of every row, or a statement tests where it ends."""
+        end = self.axes[symbol].end
+        return end.substitute(self.whole) in self.longest.get(rows.boundaries, ()) or Less(symbol, end) in guard
 
     def _with_single(
         self, body: Iterable[Statement], around: tuple[Symbol, ...]
@@ -338,10 +343,12 @@ class _Lifting:
 
     def _condition(self, test: Less) -> Value | None:
         """A condition as a value; None if it holds at all positions of the domains, or is required to at each call."""
-        if test.proven:
-            return None
         axis = self.axes.get(test.left) if isinstance(test.left, Symbol) else None
         if axis is not None and self._follows(axis, test.right):
+            return None
+        # Where a row is longer than its axis, the end of the axis is a condition, and the bounds of the position follow from it.
+        ends = axis is not None and axis.position in self.rows and test.right is axis.end.substitute(self.whole)
+        if test.proven and not ends:
             return None
         sides = (self.number(e) for e in (test.left, test.right))
         return call("lt", *sides, dtype=torch.bool)
