@@ -296,6 +296,8 @@ class TracedLoop:
             for name, value in self.updates.items()
             if value.value is not held(self.carried[name][0])
         ]
+        for each in carried:
+            trace.note_update(each.local, each.value.value)
         body = finish(trace.block, carried, trace.reductions)
         for each in carried:
             what = "the loop" if not self.axes else str(self.axes[0])

@@ -128,6 +128,13 @@ class Trace:
         if frame is not None:
             self.lines.setdefault(what, frame.f_lineno)
 
+    def note_update(self, local: Local, value: Value) -> None:
+        """Notes the line of the update of a carried value: the last of what it is computed from."""
+        read = (v.local.name if isinstance(v, Held) else v for v in value.walk() if isinstance(v, Held | Load))
+        lines = [self.lines[what] for what in read if what != local.name and what in self.lines]
+        if lines:
+            self.lines.setdefault(local.name, max(lines))
+
     def declare(self, name: str, dtype: torch.dtype, axes: Sequence[Axis], identity: Any, kind: str | None = None) -> Local:
         """Declares a private block filled with a number; `kind` is the reduction that accumulates into it, if any."""
         local = Local(name, dtype, tuple(a.block_lane for a in axes))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from serrate.ir.expr import Element, Expr, Less, Symbol
-from serrate.ir.loops import Assign, Declare, Dot, Existing, Guard, Held, Lane, Load, Local, Number, Reduce, Write, values_of
+from serrate.ir.loops import Assign, Declare, Dot, Existing, Guard, Held, Lane, Load, Local, Number, Reduce, Write
 from serrate.ir.reductions import OPERATORS, reduction
 from serrate.ir.tile import Axis, Loop, Statement, TileProgram, statements
 from serrate.ir.values import Call, Constant, Value, call
@@ -93,9 +93,9 @@ class LoopEnds:
     def _assigned_once(self, body: tuple[Statement, ...]) -> Iterator[tuple[str, Value]]:
         bodies = [body, *(node.body for node in statements(body) if isinstance(node, Loop))]
         for first, node in (pair for each in bodies for pair in itertools.pairwise(each)):
-            if isinstance(first, Declare) and isinstance(node, Assign) and first.local == node.local and not node.guard:
-                if len(self._updates[node.local.name]) == 1:
-                    yield node.local.name, node.value
+            made = isinstance(first, Declare) and isinstance(node, Assign) and first.local == node.local and not node.guard
+            if made and isinstance(node, Assign) and len(self._updates[node.local.name]) == 1:
+                yield node.local.name, node.value
 
     def _jagged(self, axis: Axis) -> Guard | None:
         """For a jagged tile, `most max= length where guard; end = most`: what holds only at positions before the end."""
@@ -270,7 +270,7 @@ class _Iteration:
         raise NotLifted(f"what {axis} carries is not recognised", None)
 
     def _update(self, node: Update) -> None:
-        name, line = node.local.name, self._line(node)
+        name, line = node.local.name, self.lines.get(node.local.name)
         self._not_twice(node.lanes, line)
         if isinstance(node, Dot):
             value, operator = self._product(self._value(node.left), self._value(node.right)), "sum"
@@ -464,12 +464,6 @@ class _Iteration:
         return no if no.what == "relative" and zero[1] else None
 
     # --- refusals --------------------------------------------------------------------------------------------------------
-
-    def _line(self, node: Update) -> Line:
-        """The line of an update: its own, if that is known, or that of something it reads."""
-        values = [v for x in values_of(node) for v in x.walk()]
-        read = [v if isinstance(v, Load) else v.local.name for v in values if isinstance(v, Load | Held)]
-        return next((self.lines[key] for key in (node.local.name, *read) if key in self.lines), None)
 
     def _refusal(self, kind: Kind, line: Line) -> NotLifted:
         if kind == OF_TILES:

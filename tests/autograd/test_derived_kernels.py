@@ -3,8 +3,12 @@ differences; and what cannot be derived, with its line."""
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import inspect
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from torch import Tensor
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, Structure, engine
-from serrate.errors import GradientError
+from serrate.errors import GradientError, KernelIndexError
 from tests.language.test_examples import example
 
 LENGTHS = [3, 0, 7, 1]
@@ -322,6 +326,67 @@ def scaled_by_block(x: Any) -> Any:
     return out
 
 
+def reads_a_prefix(x: Any) -> Any:
+    out = torch.empty_like(x)
+    for _ in hl.tile(1):
+        total = hl.zeros([])
+        for k in hl.tile(x.size(0), block_size=1):
+            total = total + x[k].sum(0)
+            out[k] = x[k] * total  # here
+    return out
+
+
+def reads_before_adding(x: Any) -> Any:
+    out = torch.empty_like(x)
+    for _ in hl.tile(1):
+        total = hl.zeros([])
+        for k in hl.tile(x.size(0), block_size=2):
+            out[k] = x[k] * total  # here
+            total = total + x[k].sum(0)
+    return out
+
+
+def sums_prefixes(x: Any) -> Any:
+    out = torch.empty(1)
+    for b in hl.tile(1):
+        total, products = hl.zeros([]), hl.zeros([])
+        for k in hl.tile(x.size(0), block_size=1):
+            total = total + x[k].sum(0)
+            products = products + (x[k] * total).sum(0)  # here
+        out[b] = products + hl.zeros([b])
+    return out
+
+
+def rescales_what_is_not_relative(x: Any) -> Any:
+    out = torch.empty(1)
+    for b in hl.tile(1):
+        top, total = hl.full([b], float("-inf")), hl.zeros([b])
+        for k in hl.tile(x.size(0), block_size=2):
+            new = torch.maximum(top, x[k].amax(0))
+            total = total * torch.exp(top - new) + x[k].sum(0)  # here
+            top = new
+        out[b] = total
+    return out
+
+
+def counts_tiles(x: Any) -> Any:
+    out = torch.empty(1)
+    for b in hl.tile(1):
+        total, part = hl.zeros([b]), x[0]
+        for _ in hl.tile(x.size(0), block_size=2):
+            total = total + part
+        out[b] = total * total
+    return out
+
+
+def stores_in_another_loop(x: Any) -> Any:
+    out = torch.zeros_like(x)
+    for b in hl.tile(x.size(0)):
+        for _ in hl.tile(x.size(0)):
+            out[b] = x[b]  # here
+    return out
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -332,6 +397,12 @@ def scaled_by_block(x: Any) -> Any:
         (scatters, "out is not stored once for each position"),
         (bounded_by_data, "is computed in the kernel"),
         (scaled_by_block, "max is reduced within the tile of line .*, one tile at a time"),
+        (reads_a_prefix, "total is read inside the tile of line .*, before the loop has combined all of it"),
+        (reads_before_adding, "total is read inside the tile of line .*, before the loop has combined all of it"),
+        (sums_prefixes, "products is carried from position to position by .*, and is not a reduction"),
+        (rescales_what_is_not_relative, "total is carried from tile to tile by .*, and is not a reduction"),
+        (counts_tiles, "total is carried from tile to tile by .*, and is not a reduction"),
+        (stores_in_another_loop, "out is not stored once for each position"),
     ],
 )
 @pytest.mark.usefixtures("reference")
@@ -345,3 +416,178 @@ def test_what_is_in_the_way_is_named_with_its_line(function: Callable[..., Any],
     marked = [first + k for k, line in enumerate(lines) if "# here" in line]
     if marked:
         assert f"line {marked[0]} " in str(caught.value)
+
+
+CONDITIONS = ("i % 4 < 2", "7 - i < 3", "i // 3 < 2", "i * -1 < -2", "i < 100", "i < 3", "(i % 4 < 2) & (i > 1)", "i + 3 < 8")
+
+
+@pytest.mark.parametrize("where", ["load", "store"])
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.usefixtures("reference")
+def test_conditions_on_positions(condition: str, where: str, tmp_path: Path) -> None:
+    mask = condition.replace("i", "t.index").replace("t.indexndex", "t.index")
+    stored = {
+        "load": f"out[t] = hl.load(x, [t], extra_mask={mask}) * 2",
+        "store": f"hl.store(out, [t], x[t] * 2, extra_mask={mask})",
+    }
+    lines = ["def masked(x):", "    out = torch.zeros_like(x)", "    for t in hl.tile(x.size(0)):", f"        {stored[where]}"]
+    path = tmp_path / "masked.py"
+    path.write_text("\n".join(["import torch", "import serrate.language as hl", *lines, "    return out", ""]))
+    spec = importlib.util.spec_from_file_location("masked", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = drawn(8)
+    found = serrate.kernel(module.masked, backward="auto")(x)
+    chosen = eval(condition, {"i": torch.arange(8)})
+    torch.testing.assert_close(found, torch.where(chosen, x * 2, 0.0))
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert gradient.tolist() == (chosen * 2.0).tolist()
+
+
+@pytest.mark.usefixtures("reference")
+def test_loops_that_end_before_rows_do() -> None:
+    @serrate.kernel(backward="auto")
+    def first_two(jt: Any) -> Any:
+        out, totals = torch.zeros_like(jt), torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            total = hl.zeros([b])
+            for k in hl.tile(2):
+                out[b, k] = jt[b, k] * 3
+                total = total + jt[b, k].sum(1)
+            totals[b] = total
+        return out, totals
+
+    @serrate.kernel(backward="auto")
+    def but_one(jt: Any) -> Any:
+        out = torch.zeros_like(jt)
+        for b in hl.tile(jt.num_rows - 1):
+            for k in hl.tile(jt.max_length):
+                out[b, k] = jt[b, k] * 3
+        return out
+
+    x = flat()
+    out, totals = first_two(rows(x))
+    (found,) = torch.autograd.grad(out.values.sum() + totals.sum(), x)
+    assert found.tolist() == [4.0 if k < 2 else 0.0 for n in LENGTHS for k in range(n)]
+    with pytest.raises(GradientError, match=r"the tile of line \d+, which leaves rows out"):
+        but_one(rows(x))
+
+
+@pytest.mark.usefixtures("reference")
+def test_sums_over_single_positions() -> None:
+    @serrate.kernel(backward="auto")
+    def twice(x: Any) -> Any:
+        out = torch.empty(x.size(0), dtype=x.dtype)
+        for b in hl.tile(x.size(0)):
+            first, second = hl.zeros([b], dtype=x.dtype), hl.zeros([b], dtype=x.dtype)
+            for k in hl.tile(x.size(1), block_size=1):
+                part = x[b, k].sum(1)
+                first = first + part
+                second = second + part
+            for j in hl.grid(x.size(1)):
+                second = second + x[b, j] * x[b, j]
+            out[b] = first * second
+        return out
+
+    x = drawn(3, 4, dtype=torch.float64)
+    torch.testing.assert_close(twice(x), x.sum(1) * (x.sum(1) + x.square().sum(1)))
+    assert torch.autograd.gradcheck(twice, (x,))
+
+
+@serrate.kernel(backward="auto")
+def replaced(x: Any, base: Any, masked: bool) -> Any:
+    out = base * 1.0
+    for t in hl.tile(x.size(0)):
+        if masked:
+            hl.store(out, [t], x[t] * 2, extra_mask=t.index >= 2)
+        else:
+            out[t] = x[t] * 2
+    return out
+
+
+@pytest.mark.usefixtures("reference")
+def test_stores_to_tensors_that_have_a_gradient() -> None:
+    x, base = drawn(6), drawn(6, seed=1)
+    of_x, of_base = torch.autograd.grad(replaced(x, base, False).sum(), (x, base), materialize_grads=True)
+    assert (of_x.tolist(), of_base.tolist()) == ([2.0] * 6, [0.0] * 6)
+    with pytest.raises(GradientError, match="a store that may leave elements of a tensor as they are"):
+        replaced(x, base, True)
+    (found,) = torch.autograd.grad(replaced(x, base.detach(), True).sum(), x)
+    assert found.tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]
+
+
+@serrate.kernel(backward="auto")
+def gathered(x: Any, index: Any) -> Any:
+    out = torch.empty(index.size(0), dtype=x.dtype)
+    for t in hl.tile(index.size(0)):
+        out[t] = x[index[t]] * x[index[t]]
+    return out
+
+
+@pytest.mark.usefixtures("reference")
+def test_integers_that_change_before_the_backward_pass_are_an_error() -> None:
+    x, index = drawn(6), torch.tensor([0, 0, 1, 2])
+    out = gathered(x, index)
+    index.fill_(5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    jt = rows(flat())
+    total = scaled_softmax(JaggedTensor.from_csr(jt.values[:, None], jt.offsets.clone()), drawn(1))[1]
+    total.sum().backward()
+
+
+@pytest.mark.usefixtures("reference")
+def test_what_is_saved_is_torch_s_to_keep() -> None:
+    kept: list[Tensor] = []
+
+    def pack(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x.clone()
+
+    x = drawn(6)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = gathered(x * 1.0, torch.tensor([0, 0, 1, 2]))
+    assert sorted(t.dtype.is_floating_point for t in kept) == [False, True]
+    (found,) = torch.autograd.grad(out.sum(), x)
+    assert found.tolist() == [4 * x[0].item(), 2 * x[1].item(), 2 * x[2].item(), 0, 0, 0]
+
+    activation = x * 2.0
+    gone = weakref.ref(activation)
+    loss = gathered(activation, torch.tensor([0, 1])).sum()
+    del activation
+    loss.backward()
+    gc.collect()
+    assert gone() is None, "the loss keeps what the backward pass needed"
+
+
+@pytest.mark.usefixtures("reference")
+def test_the_backward_program_has_the_settings_of_the_kernel() -> None:
+    def square(x: Any) -> Any:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.num_rows):
+            for k in hl.tile(x.max_length):
+                out[b, k] = x[b, k] * x[b, k]
+        return out
+
+    for options in ({"tune": "never"}, {"effort": "none"}, {"strategy": "maskless"}, {"strategy": "persistent_dynamic"}):
+        kernel = serrate.kernel(square, backward="auto", **options)
+        x = flat()
+        kernel(rows(x)).values.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * x.detach())
+        (loop,) = kernel._derived._loops.values()
+        (program,) = loop._backward.values()
+        assert program.program.policy == kernel.policy
+        assert program.program.strategy in (options.get("strategy"), None)
+    assert serrate.kernel(square, backward="auto", tune="never").policy.tune == "never"
+
+
+@pytest.mark.usefixtures("reference")
+def test_checked_calls_are_checked_with_gradients_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERRATE_CHECK", "1")
+    serrate.settings.reload()
+    x = drawn(4)
+    with pytest.raises(KernelIndexError, match="out of bounds"):
+        gathered(x, torch.tensor([0, 1, 9]))
+    gathered(x, torch.tensor([0, 1, 1])).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2 * x[0].item(), 4 * x[1].item(), 0, 0]

@@ -71,8 +71,8 @@ class Draft:
         name = self.pick(*names)
         i = self.number(name)
         forms = [
-            f"{i} % 4 < 2", f"{i} % 3 == 1", f"3 - {i} < 2", f"{i} // 2 < 1", f"{i} * -1 < -1", f"{i} < 2", f"{i} >= 1", f"{i} < 99",
-            f"{i} * 2 < 5", f"({i} + 1) % 2 == 0", f"{i} != 2",
+            f"{i} % 4 < 2", f"{i} % 3 == 1", f"3 - {i} < 2", f"{i} // 2 < 1", f"{i} * -1 < -1", f"{i} < 2", f"{i} >= 1",
+            f"{i} < 99", f"{i} * 2 < 5", f"({i} + 1) % 2 == 0", f"{i} != 2",
         ]  # fmt: skip
         test, own = self.random.choice(forms), self.dims(name)
         if len(names) == 2 and self.chance(0.3):
@@ -205,7 +205,12 @@ class Draft:
         body = ["    out = torch.zeros(ROWS, dtype=F)", *(f"    {line}" for line in based), *self.lines]
         body.append(f"    return {', '.join(made)},")
         sizes = f"ROWS, WIDTH = {ROWS}, {WIDTH}\n\n\n"
-        return HEAD + sizes + '@serrate.kernel(backward="auto", tune="never")\ndef drawn(x, w, base, index, lens):\n' + "\n".join(body)
+        return (
+            HEAD
+            + sizes
+            + '@serrate.kernel(backward="auto", tune="never")\ndef drawn(x, w, base, index, lens):\n'
+            + "\n".join(body)
+        )
 
 
 def loaded(folder: Path, seed: int, source: str) -> ModuleType:

@@ -123,6 +123,15 @@ def test_values_that_the_kernel_refuses_are_not_chosen(tuned: None) -> None:
     assert any("not two" in why for why in reasons) and any("differ" in why for why in reasons)
 
 
+def test_calls_that_record_gradients_tune_and_use_the_values(tuned: None) -> None:
+    kernel, x = serrate.kernel(doubled, backward="auto"), torch.arange(10.0).requires_grad_()
+    for _ in range(3):
+        kernel(x).sum().backward()
+    assert USED[0] == 4 and set(USED) == {0, 1, 2, 3, 4}
+    assert USED[-1] == 2
+    assert x.grad is not None and x.grad.tolist() == [6.0] * 10
+
+
 def test_without_tuning_the_default_is_used() -> None:
     USED.clear()
     kernel, x = serrate.kernel(doubled, tune="never"), torch.arange(10.0)
