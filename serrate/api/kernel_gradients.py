@@ -294,9 +294,9 @@ class _RecordedLoop:
         wanted = [k for k, x in inputs.items() if x.requires_grad]
         floating = [k for k, x in enumerate(stored) if x.is_floating_point()]
         needed = self.backward(tuple(wanted)).part.inputs
-        saved = [k for k in inputs if k in wanted or k in needed]
-        call = _LoopCall(self, saved, sizes, floating, parts)
-        _record_loop(call, lambda: site(plain), *(inputs[k] for k in saved), *(stored[k] for k in floating))
+        passed = [k for k in inputs if k in wanted or k in needed]
+        call = _LoopCall(self, passed, [k for k in passed if k in needed], sizes, floating, parts)
+        _record_loop(call, lambda: site(plain), *(inputs[k] for k in passed), *(stored[k] for k in floating))
 
     def _original(self, tensor: Any, given: Mapping[str, Any], other: torch.Tensor | None) -> torch.Tensor:
         """A tensor of the loop as the user has it, with its history."""
@@ -323,8 +323,10 @@ class _LoopCall:
     """One launch. It holds no tensors: torch keeps those that are saved, for as long as it needs them."""
 
     loop: _RecordedLoop
+    passed: list[int]
+    """The inputs of the fusion that are recorded, or saved."""
     saved: list[int]
-    """The inputs of the fusion that are saved."""
+    """The inputs that the backward program needs."""
     sizes: dict[int, int]
     """The inputs that have a size and no contents."""
     floating: list[int]
@@ -339,9 +341,12 @@ class _LoopFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _LoopCall, run: Callable[[], None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         run()
-        count = len(call.saved)
-        ctx.call, ctx.wanted = call, [k for k, wants in zip(call.saved, ctx.needs_input_grad[2:], strict=False) if wants]
-        ctx.save_for_backward(*tensors[:count])
+        count = len(call.passed)
+        inputs = dict(zip(call.passed, tensors, strict=False))
+        ctx.call = call
+        # The shapes of gradients that are zero.
+        ctx.wanted = {k: (x.shape, x.dtype, x.device) for k, x in inputs.items() if x.requires_grad}
+        ctx.save_for_backward(*(inputs[k] for k in call.saved))
         ctx.mark_dirty(*tensors[count:])
         return tensors[count:]
 
@@ -349,11 +354,11 @@ class _LoopFunction(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: _LoopCall = ctx.call
         inputs = dict(zip(call.saved, ctx.saved_tensors, strict=True))
-        needed = [k for k, wants in zip(call.saved, ctx.needs_input_grad[2:], strict=False) if wants]
+        needed = [k for k, wants in zip(call.passed, ctx.needs_input_grad[2:], strict=False) if wants]
         program = call.loop.backward(tuple(needed))
         if not {*program.part.inputs} <= inputs.keys() | call.sizes.keys():
             # Fewer gradients are wanted than could have been, and that program takes its sizes from another input.
-            needed = ctx.wanted
+            needed = [*ctx.wanted]
             program = call.loop.backward(tuple(needed))
         arriving = {k: grad[tuple(slice(n) for n in call.parts[k])] for k, grad in zip(call.floating, upstream, strict=True)}
         for k in program.part.inputs:
@@ -362,8 +367,12 @@ class _LoopFunction(torch.autograd.Function):
         given = [inputs[k] for k in program.part.inputs] + [arriving[k].contiguous() for k in program.part.given]
         found = program(*given)
         places = dict(zip(needed, program.part.found, strict=True))
-        made = {k: torch.zeros_like(inputs[k]) if place is None else found[place] for k, place in places.items()}
-        return (None, None, *(made.get(k) for k in call.saved), *([None] * len(call.floating)))
+        made = {k: _zeros(*ctx.wanted[k]) if place is None else found[place] for k, place in places.items()}
+        return (None, None, *(made.get(k) for k in call.passed), *([None] * len(call.floating)))
+
+
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 _record_loop: Callable[..., tuple[torch.Tensor, ...]] = _LoopFunction.apply

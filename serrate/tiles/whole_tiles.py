@@ -258,16 +258,23 @@ class _Iteration:
     def _loop(self, loop: Loop) -> None:
         """A loop inside: its statements are run again until nothing changes, because one iteration reads what another left."""
         axis = next((a for a in self.ends.axes.values() if a.domain is loop.domain), None)
-        if axis is not None and axis.position not in self.ends.jagged and axis.position not in self.ends.causal:
-            kind = self._all([self._expr(axis.begin), self._expr(axis.end)])
-            if kind != PLAIN:
-                raise self._refusal(kind, None)
+        self._require_end(loop, axis)
         for _ in range(len(self.kinds) + 3):
             before, first = dict(self.kinds), dict(self.first)
             self._run(loop.body)
             if all(self.kinds[name] == kind for name, kind in before.items()) and first.items() <= self.first.items():
                 return
         raise NotLifted(f"what {axis} carries is not recognised", None)
+
+    def _require_end(self, loop: Loop, axis: Axis | None) -> None:
+        """Raises if the end of a loop inside depends on the tile."""
+        if axis is None or axis.position in self.ends.jagged or axis.position in self.ends.causal:
+            return
+        if self._all([self._expr(axis.begin), self._expr(axis.end)]) != PLAIN:
+            inside = [n.tensor if isinstance(n, Write) else updated(n) for n in statements(loop.body)]
+            lines = [self.lines[x.name] for x in inside if x is not None and x.name in self.lines]
+            reason = f"where {axis} ends depends on {self.axis}, and positions after that are not proven to add nothing"
+            raise NotLifted(reason, min(lines, default=None))
 
     def _update(self, node: Update) -> None:
         name, line = node.local.name, self.lines.get(node.local.name)

@@ -369,6 +369,23 @@ def rescales_what_is_not_relative(x: Any) -> Any:
     return out
 
 
+def ends_with_a_tile(x: Any) -> Any:
+    out = torch.empty_like(x)
+    for b in hl.tile(x.size(0)):
+        total = hl.zeros([b])
+        for k in hl.tile(0, b.end):
+            total = total + torch.where(b.index[:, None] + 1 >= k.index[None, :], x[k][None, :], 0.0).sum(1)  # here
+        out[b] = total
+    return out
+
+
+def uses_where_a_tile_begins(x: Any) -> Any:
+    out = torch.empty_like(x)
+    for b in hl.tile(x.size(0)):
+        out[b] = x[b] * b.begin  # here
+    return out
+
+
 def counts_tiles(x: Any) -> Any:
     out = torch.empty(1)
     for b in hl.tile(1):
@@ -401,6 +418,8 @@ def stores_in_another_loop(x: Any) -> Any:
         (reads_before_adding, "total is read inside the tile of line .*, before the loop has combined all of it"),
         (sums_prefixes, "products is carried from position to position by .*, and is not a reduction"),
         (rescales_what_is_not_relative, "total is carried from tile to tile by .*, and is not a reduction"),
+        (ends_with_a_tile, "where the tile of line .* ends depends on the tile of line .*, and positions after that"),
+        (uses_where_a_tile_begins, "a number depends on the size of the tiles"),
         (counts_tiles, "total is carried from tile to tile by .*, and is not a reduction"),
         (stores_in_another_loop, "out is not stored once for each position"),
     ],
@@ -537,6 +556,13 @@ def test_integers_that_change_before_the_backward_pass_are_an_error() -> None:
     total.sum().backward()
 
 
+def doubles(x: Any) -> Any:
+    out = torch.empty_like(x)
+    for t in hl.tile(x.size(0)):
+        out[t] = x[t] * 2
+    return out
+
+
 @pytest.mark.usefixtures("reference")
 def test_what_is_saved_is_torch_s_to_keep() -> None:
     kept: list[Tensor] = []
@@ -551,6 +577,12 @@ def test_what_is_saved_is_torch_s_to_keep() -> None:
     assert sorted(t.dtype.is_floating_point for t in kept) == [False, True]
     (found,) = torch.autograd.grad(out.sum(), x)
     assert found.tolist() == [4 * x[0].item(), 2 * x[1].item(), 2 * x[2].item(), 0, 0, 0]
+
+    doubled = serrate.kernel(doubles, backward="auto")
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        doubled(x)
+    assert not any(t.is_floating_point() and t.numel() for t in kept), "nothing is saved that the backward pass does not read"
 
     activation = x * 2.0
     gone = weakref.ref(activation)
