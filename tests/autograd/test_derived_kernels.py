@@ -360,12 +360,12 @@ def sums_prefixes(x: Any) -> Any:
 def rescales_what_is_not_relative(x: Any) -> Any:
     out = torch.empty(1)
     for b in hl.tile(1):
-        top, total = hl.full([b], float("-inf")), hl.zeros([b])
+        top, total = hl.full([], float("-inf")), hl.zeros([])
         for k in hl.tile(x.size(0), block_size=2):
             new = torch.maximum(top, x[k].amax(0))
             total = total * torch.exp(top - new) + x[k].sum(0)  # here
             top = new
-        out[b] = total
+        out[b] = total + hl.zeros([b])
     return out
 
 
@@ -396,6 +396,16 @@ def counts_tiles(x: Any) -> Any:
     return out
 
 
+def adds_the_same_for_each_tile(x: Any) -> Any:
+    out = torch.empty(1)
+    for b in hl.tile(1):
+        total = hl.zeros([])
+        for _ in hl.tile(x.size(0), block_size=2):
+            total = total + x[0:3].sum(0)  # here
+        out[b] = total * total + hl.zeros([b])
+    return out
+
+
 def stores_in_another_loop(x: Any) -> Any:
     out = torch.zeros_like(x)
     for b in hl.tile(x.size(0)):
@@ -421,6 +431,7 @@ def stores_in_another_loop(x: Any) -> Any:
         (ends_with_a_tile, "where the tile of line .* ends depends on the tile of line .*, and positions after that"),
         (uses_where_a_tile_begins, "a number depends on the size of the tiles"),
         (counts_tiles, "total is carried from tile to tile by .*, and is not a reduction"),
+        (adds_the_same_for_each_tile, "total is carried from tile to tile by .*, and is not a reduction"),
         (stores_in_another_loop, "out is not stored once for each position"),
     ],
 )

@@ -291,5 +291,5 @@ def test_gradients_of_random_kernels_are_right_or_refused(first: int, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reference")
 def test_gradients_of_many_random_kernels_are_right_or_refused(tmp_path: Path) -> None:
-    found = [outcome(tmp_path, seed) for seed in range(1000, 1400)]
-    assert found.count("right") > 60 and found.count("refused") > 60
+    found = [outcome(tmp_path, seed) for seed in range(1000, 1150)]
+    assert found.count("right") > 25 and found.count("refused") > 25

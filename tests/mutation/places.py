@@ -40,6 +40,7 @@ EAGER = ("tests/engine/test_eager.py",)
 RANDOM = ("tests/engine/test_random.py",)
 NEW_OFFSETS = ("tests/test_new_offsets.py",)
 AUTOCAST = ("tests/engine/test_autocast.py",)
+DERIVED = ("tests/autograd/test_derived_kernels.py", "-k", "not examples and not differences and not new_lengths")
 INVARIANCE = ("tests/engine/test_batch_invariance.py",)
 STRUCTURE = ("tests/tensor/test_structure.py", "tests/tensor/test_jagged.py")
 
@@ -894,6 +895,29 @@ CALLS = [
         ("if not structure.fits(x):", "if False:"),
         ("if grad and x.requires_grad:", "if False:"),
         ("if dual and has_tangent(x):", "if False:"),
+    ),
+    *_of(
+        "serrate/tiles/whole_tiles.py",
+        DERIVED,
+        ("elif isinstance(node, Write) and not node.add:", "elif False:"),
+        ("over = self.single or any(lane.symbol in self.own for lane in node.lanes)", "over = True"),
+        ("return value.what == wanted and value.top == now.top", "return True or value.top == now.top"),
+        ("            elif part in self.sizes:\n", "            elif False:\n"),
+    ),
+    *_of(
+        "serrate/tiles/lift.py",
+        DERIVED,
+        ("        if test.proven and not ends:\n", "        if test.proven:\n"),
+        ("whole = rows is None and not conditions", "whole = rows is None"),
+    ),
+    *_of(
+        "serrate/api/kernel_gradients.py",
+        DERIVED,
+        ("            if left < 0 or (exact and left > 0):\n", "            if left < 0:\n"),
+        (
+            "ctx.save_for_backward(*(inputs[k] for k in call.saved))",
+            "ctx.save_for_backward(*(inputs[k].clone() for k in call.saved))",
+        ),
     ),
     *_of(
         "serrate/tiles/specialise.py",
