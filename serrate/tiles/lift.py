@@ -1,8 +1,8 @@
 """A device loop as a fusion, from which its gradient can be derived.
 
 In: the tile program of a loop. Out: a fusion of the same math, and where its inputs come from; or `NotLifted`, which says what is
-in the way. Once it is proven that nothing depends on the size of tiles (`whole_tiles.py`), every tile is taken to be all of its axis:
-each loop then runs once, a carried value has its first value when the loop updates it, and private blocks become tensors.
+in the way. Once it is proven that nothing depends on the size of tiles (`whole_tiles.py`), every tile is taken to be all of its
+axis: each loop then runs once, a carried value has its first value when the loop updates it, and private blocks become tensors.
 
     serial k < max_length:                                              ->    T5[c, m] sum= T2[c, r, m] over r
       [b, k, m] sums sum= jt[offsets[b] + k, m]  where k < length of b
