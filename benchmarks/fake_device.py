@@ -1,0 +1,103 @@
+"""A CUDA device that is not there: tensors on it, and launches of Triton kernels that do nothing.
+
+In: a torch that was built for CPUs. Out: `install`, after which programs run as on a GPU up to the launch of each kernel, so that
+the host's time for a call can be measured without one. Results of kernels are garbage; offsets are still checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.runtime import driver
+
+from benchmarks.native import compiler
+from serrate.codegen.triton.offsets import NUMBERS
+from serrate.ir.fusion import NOTHING
+from serrate.runtime import device_checks
+from serrate.runtime import triton as runtime
+from serrate.tensor.checks import deferred
+
+DEVICE = torch.device("cuda", 0)
+WORKERS = 132
+"""The multiprocessors of the device, as many as an H200 has."""
+launches: list[int] = [0]
+"""How many kernels were launched."""
+
+
+def install() -> None:
+    """Makes the device. Cannot be undone in a process."""
+    if torch.backends.cuda.is_built():
+        raise RuntimeError("the device stands in for a GPU only in a torch that was built for CPUs")
+    torch.ops.load_library(str(_built()))
+    there: dict[str, Any] = {
+        "_lazy_init": lambda: None,
+        "is_current_stream_capturing": lambda: False,
+        "synchronize": lambda *_: None,
+        "device_count": lambda: 1,
+        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=WORKERS, name="none", total_memory=1 << 37),
+        "get_device_name": lambda *_: "none",
+    }
+    for name, function in there.items():
+        setattr(torch.cuda, name, function)
+    driver.set_active(SimpleNamespace(get_current_stream=lambda index: 0))
+    runtime.TritonFunction._compiled_and_launched = _launched  # type: ignore[method-assign]
+    runtime.TritonFunction.prepare = lambda *_: None  # type: ignore[method-assign]
+    deferred._copy_to_host = _copied
+    _unpinned_slots()
+
+
+@functools.cache
+def _built() -> Path:
+    """The library with the operations of the device."""
+    torch_folder = Path(torch.__file__).parent
+    target = Path("/tmp/host/fake.so"); return target
+    source = Path(__file__).with_name("fake_cuda.cpp")
+    flags = ("-std=c++20", "-O1", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}")
+    subprocess.run([compiler(), *flags, str(source), "-o", str(target), "-ltorch_cpu", "-lc10"], check=True)
+    return target
+
+
+def _launched(self: runtime.TritonFunction, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> Any:
+    """What Triton compiles: a kernel that does nothing, except that the check of offsets reports what it would."""
+    run = _summary if self.function.__name__ == "summary" else _nothing
+    run(*grid, 0, None, None, None, None, None, *[t.data_ptr() for t in tensors], *numbers)
+    return SimpleNamespace(run=run, function=None, packed_metadata=None)
+
+
+def _nothing(*_: Any) -> None:
+    launches[0] += 1
+
+
+summaries: dict[int, ctypes.Array[ctypes.c_int64]] = {}
+"""What the check of offsets found at these addresses, worked out once."""
+
+
+def _summary(*given: Any) -> None:
+    launches[0] += 1
+    offsets, found, count = given[-3:]
+    known = summaries.get(offsets)
+    if known is None:
+        numbers = (ctypes.c_int64 * count).from_address(offsets)[:]
+        lengths = [b - a for a, b in zip(numbers, numbers[1:], strict=False)]
+        known = summaries[offsets] = (ctypes.c_int64 * NUMBERS)(numbers[0], numbers[-1], min(lengths), max(lengths))
+    ctypes.memmove(found, known, 8 * NUMBERS)
+
+
+def _unpinned_slots() -> None:
+    """Slots for the numbers of checks in plain memory of the host."""
+    here = device_checks.Slots(torch.device("cpu"))
+    here.device = DEVICE
+    device_checks._slots = functools.cache(lambda device: here)
+
+
+def _copied(packed: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """Numbers of a check that arrive at once, and say that nothing is wrong."""
+    return packed.cpu().fill_(NOTHING), None
