@@ -58,7 +58,7 @@ from serrate.schedule.strategies import STRATEGIES, check, plan
 from serrate.schedule.strategies.library import LIBRARY, functions
 from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor import JaggedTensor, Structure
-from serrate.tensor.checks.deferred import Arrival, install_summary
+from serrate.tensor.checks.deferred import Arrival, install_device_checks
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import version
@@ -776,9 +776,7 @@ class Compiled:
         self, ready: Prepared, args: Sequence[Any], sources: Sequence[int | torch.Tensor]
     ) -> list[tuple[int, int]] | None:
         """The arrays of indices that programs read from, each with the argument that it is; None if one must be made in every
-        call, or is not read by its address."""
-        if ready.indices and not isinstance(ready.executable, CppExecutable):
-            return None
+        call."""
         found = [(k, self.binder.place_of(array)) for k, array in ready.indices]
         places = [(k, place) for k, place in found if place is not None and isinstance(sources[place], int)]
         whole = len(places) == len(found) and all(args[place].is_contiguous() and args[place].numel() > 1 for _, place in places)
@@ -996,5 +994,11 @@ def _summarise(offsets: Sequence[torch.Tensor]) -> Arrival | None:
     return summarise(offsets)
 
 
-install_summary(_summarise)
+def _report(numbers: Sequence[torch.Tensor]) -> Arrival | None:
+    from serrate.runtime.device_checks import report  # triton is optional: only its backend may import it
+
+    return report(numbers)
+
+
+install_device_checks(_summarise, _report)
 hooks.install(evaluate=evaluate, compile=Compiled, draw=_draw, loop_handle=LoopHandle)

@@ -1,8 +1,8 @@
-"""Checks of offsets on a GPU in one launch each, which writes to memory of the host.
+"""Checks on a GPU in one launch each, which writes to memory of the host.
 
-In: offsets on a device. Out: an `Arrival`, which reads the numbers that a check needs once they are there. Nothing is copied and
-no event is recorded: the memory is pinned, so that the device can write to it, and it holds a number that no check writes until
-then.
+In: offsets on a device, or numbers that were computed there. Out: an `Arrival`, which reads the numbers that a check needs once
+they are there. Nothing is copied and no event is recorded: the memory is pinned, so that the device can write to it, and it holds
+a number that no check writes until then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from serrate.codegen.triton.offsets import NUMBERS, UNSET, print_summary
+from serrate.codegen.triton.offsets import NUMBERS, UNSET, print_checks
 from serrate.runtime.memory import Scratch
 from serrate.runtime.triton import TritonFunction, load
 from serrate.tensor.checks.deferred import Arrival
@@ -71,8 +71,13 @@ def _slots(device: torch.device) -> Slots:
 
 
 @functools.cache
-def _kernel(dtype: torch.dtype) -> TritonFunction:
-    return TritonFunction(load(print_summary(), "offsets").summary, {"num_warps": 8})
+def _summary(dtype: torch.dtype) -> TritonFunction:
+    return TritonFunction(load(print_checks(), "checks").summary, {"num_warps": 8})
+
+
+@functools.cache
+def _report(dtype: torch.dtype) -> TritonFunction:
+    return TritonFunction(load(print_checks(), "checks").report, {"num_warps": 1})
 
 
 @functools.cache
@@ -95,5 +100,22 @@ def summarise(levels: Sequence[Tensor]) -> Arrival | None:
     if start is None:
         return None
     for k, level in enumerate(levels):
-        _kernel(level.dtype)((1, 1), [level, slots.part(start + NUMBERS * k)], (level.shape[0],), device)
+        _summary(level.dtype)((1, 1), [level, slots.part(start + NUMBERS * k)], (level.shape[0],), device)
     return slots.arrival(start, NUMBERS * len(levels))
+
+
+def report(numbers: Sequence[Tensor]) -> Arrival | None:
+    """Starts to send a few integers from a device to the host. None if it must be done another way."""
+    first, count = numbers[0], len(numbers)
+    if not _has_triton() or count > NUMBERS or first.dtype not in (torch.int32, torch.int64):
+        return None
+    if any(number.numel() != 1 or number.dtype is not first.dtype for number in numbers):
+        return None
+    slots = _slots(first.device)
+    start = slots.take()
+    if start is None:
+        return None
+    every = [*numbers, *[first] * (NUMBERS - count)]
+    _report(first.dtype)((1, 1), [*every, slots.part(start)], (), first.device)
+    arrival = slots.arrival(start, NUMBERS)
+    return lambda wait: None if (found := arrival(wait)) is None else found[:count]

@@ -243,8 +243,8 @@ def bound(
     """A program bound to everything but the addresses of a call's tensors.
 
     `tensors` are those of this call, one for each source. `require` judges the tensors at the places `found`; `finish` turns the
-    results into what the call returns, and without it the call returns None; `indices` are arrays of a C++ program that are
-    tensors of the call, each with its source; `apart` checks addresses; `keep` lives as long as the binding.
+    results into what the call returns, and without it the call returns None; `indices` are arrays that are tensors of the call,
+    each with its source; `apart` checks addresses; `keep` lives as long as the binding.
     """
     sizes = [tensor.numel() for tensor in tensors]
     sizes += [prod(shape) for shape, _ in ready.shapes]
@@ -254,31 +254,32 @@ def bound(
     if not ready.shapes and require is None and finish is None:
         return launch
     count = len(sources)
-    models = [(shape, dtype, _model(shape, dtype, sources, tensors)) for shape, dtype in ready.shapes[: ready.outputs]]
+    models = [
+        (shape, dtype, memory.allocator(shape, dtype, device), _model(shape, dtype, sources, tensors))
+        for shape, dtype in ready.shapes[: ready.outputs]
+    ]
     # Most results are handed out in the shape that they are allocated in.
     shapes = [*(t.shape for t in tensors), *(shape for shape, _ in ready.shapes)]
     parts = [(r.place, None if shapes[r.place] == r.shape else r.shape, r.structure, r.hints) for r in results]
     scratch = memory.scratch(ready.shapes[ready.outputs :], device)
+    given = _given(sources)
 
     def run(leaves: Leaves, into: Sequence[torch.Tensor] = ()) -> Any:
         made: list[Any]
         if into:
-            made = _into(into, models, parts, count, device)
+            made = _into(into, models, parts, count)
         else:
-            made = [
-                memory.empty(shape, dtype, device) if model is None else empty_like(leaves[model])
-                for shape, dtype, model in models
-            ]
+            made = [allocate() if model is None else empty_like(leaves[model]) for _, _, allocate, model in models]
         if scratch is not None:
             made += scratch()
         launch(leaves, made)
         if require is not None:
-            require(_given(sources, leaves), [made[k - count] for k in found])
+            require(given(leaves), [made[k - count] for k in found])
         if finish is None:
             return None
         returned: list[Any] = []
         for place, shown, structure, hints in parts:
-            values = made[place - count] if place >= count else _given(sources, leaves)[place]
+            values = made[place - count] if place >= count else given(leaves)[place]
             if shown is not None:
                 values = values.view(shown)
             returned.append(values if structure is None else trusted(values, structure, hints))
@@ -297,21 +298,10 @@ def _launch(
     keep: Sequence[object],
 ) -> Binding:
     """Runs the program on the leaves of a call and on what was allocated for it; `sizes` are its tensors' numbers of elements."""
-    executable, arrays, symbols = ready.executable, ready.arrays, ready.symbols
-    if not isinstance(executable, CppExecutable):
-        execute_on = executable.bound(arrays, symbols, device)
-
-        def execute(leaves: Leaves, into: Sequence[Any] = (), _keep: object = keep) -> None:
-            tensors = [*_given(sources, leaves), *into, *ready.private]
-            if PROFILER._is_profiler_enabled:
-                with profiled(ready):
-                    execute_on(tensors)
-            else:
-                execute_on(tensors)
-
-        return execute
-    function, packed, addresses, numbers, rows, _ = executable.bound(sizes, arrays, symbols)
-    known, places, floats, count = addresses, list[tuple[int, int]](), list[tuple[int, tuple[int, ...]]](), len(sources)
+    executable, arrays, symbols, count = ready.executable, ready.arrays, ready.symbols, len(sources)
+    known = [*[0] * len(sizes), *[a.data_ptr() for a in arrays]]
+    places: list[tuple[int, int]] = []
+    floats: list[tuple[int, tuple[int, ...]]] = []
     for k, source in enumerate(sources):
         if isinstance(source, int):
             places.append((k, source))
@@ -323,6 +313,30 @@ def _launch(
         given = sources[place]
         assert isinstance(given, int)
         places.append((len(sizes) + k, given))
+    if not isinstance(executable, CppExecutable):
+        execute, private, find = executable.bound(arrays, symbols, device), ready.private, _given(sources)
+
+        def launch_on_device(leaves: Leaves, into: Sequence[Any] = (), _keep: object = (sources, keep)) -> None:
+            pointers = known.copy()
+            for k, place in places:
+                pointers[k] = leaves[place].data_ptr()
+            for k, each in enumerate(into, count) if into else ():
+                pointers[k] = each.data_ptr()
+
+            def every() -> list[InMemory]:
+                memory = [*find(leaves), *into, *private, *arrays]
+                for k, place in indices:
+                    memory[len(sizes) + k] = memory[place]
+                return memory
+
+            if PROFILER._is_profiler_enabled:
+                with profiled(ready):
+                    execute(pointers, every)
+            else:
+                execute(pointers, every)
+
+        return launch_on_device
+    function, packed, _, numbers, rows, _ = executable.bound(sizes, arrays, symbols)
 
     def launch(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = (arrays, sources, keep)) -> None:
         pointers = known.copy()
@@ -357,34 +371,35 @@ def profiled(ready: Prepared) -> AbstractContextManager[object]:
 _UNSEEN = nullcontext()
 
 
-def _given(sources: Sequence[Source], leaves: Leaves) -> list[Any]:
-    """The tensors that a program is given."""
-    return [leaves[source] if isinstance(source, int) else source for source in sources]
+def _given(sources: Sequence[Source]) -> Callable[[Leaves], list[Any]]:
+    """The tensors that a program is given, as a function of the leaves of a call."""
+    return lambda leaves: [leaves[source] if isinstance(source, int) else source for source in sources]
 
 
-Models = Sequence[tuple[tuple[int, ...], torch.dtype, int | None]]
+Models = Sequence[tuple[tuple[int, ...], torch.dtype, Callable[[], torch.Tensor], int | None]]
 Parts = Sequence[tuple[int, tuple[int, ...] | None, Structure | None, Hints]]
 
 
-def _into(into: Sequence[torch.Tensor], models: Models, parts: Parts, count: int, device: torch.device) -> list[torch.Tensor]:
+def _into(into: Sequence[torch.Tensor], models: Models, parts: Parts, count: int) -> list[torch.Tensor]:
     """Outputs in the caller's memory. Memory of another size or dtype is not used; the caller compares addresses to find out."""
     given = {place - count: (own, shown) for (place, shown, _, _), own in zip(parts, into, strict=True)}
     made = []
-    for k, (shape, dtype, _) in enumerate(models):
+    for k, (shape, dtype, allocate, _) in enumerate(models):
         own, shown = given.get(k, (None, None))
         if own is not None and own.shape == (shape if shown is None else shown) and own.dtype == dtype:
             made.append(own.view(shape))
         else:
-            made.append(memory.empty(shape, dtype, device))
+            made.append(allocate())
     return made
 
 
 def _model(shape: tuple[int, ...], dtype: torch.dtype, sources: Sequence[Source], tensors: Sequence[torch.Tensor]) -> int | None:
-    """The leaf with the shape and dtype of a small output, if any: `empty_like` of it is the fastest allocation."""
-    if prod(shape) * dtype.itemsize < memory.SMALLEST:
-        for source, tensor in zip(sources, tensors, strict=True):
-            if isinstance(source, int) and type(tensor) is torch.Tensor and (tensor.shape, tensor.dtype) == (shape, dtype):
-                return source if tensor.is_contiguous() else None
+    """The leaf with the shape and dtype of an output that torch allocates, if any: `empty_like` of it is the fastest way."""
+    for source, tensor in zip(sources, tensors, strict=True):
+        if isinstance(source, int) and type(tensor) is torch.Tensor and (tensor.shape, tensor.dtype) == (shape, dtype):
+            if tensor.is_cpu and prod(shape) * dtype.itemsize >= memory.SMALLEST:
+                return None
+            return source if tensor.is_contiguous() else None
     return None
 
 

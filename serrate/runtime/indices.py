@@ -15,7 +15,7 @@ from serrate.errors import IndexOutOfRange
 from serrate.ir.fusion import NOTHING, Fusion, IndicesInside
 from serrate.runtime.bind import Binder
 from serrate.tensor import JaggedTensor
-from serrate.tensor.checks.deferred import defer
+from serrate.tensor.checks.deferred import defer, poll
 from serrate.tensor.sync import on_host
 
 
@@ -23,8 +23,10 @@ def require_inside(fusion: Fusion, args: Sequence[torch.Tensor], found: Sequence
     """Raises if a check has found something: immediately on a CPU, at a later call on a GPU."""
     for check, one in zip(fusion.index_checks, found, strict=True):
         if not on_host(one):
+            # Calls like this one may be the only ones for a while.
+            poll()
             forms = [(arg.shape, arg.dtype) for arg in args]
-            defer([one.reshape(())], functools.partial(_require_nothing, fusion, check, forms))
+            defer([one], functools.partial(_require_nothing, fusion, check, forms))
         elif one.item() != NOTHING:
             raise _outside(fusion, check, args)
 

@@ -42,10 +42,14 @@ class Executable(Protocol):
 
 
 class TensorExecutable(Executable, Protocol):
-    """A program that is given tensors; one in C++ is given addresses."""
+    """A program that may need more than addresses, as one in C++ never does."""
 
-    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
-        """The program with everything but its tensors, which are on that device."""
+    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Execute:
+        """The program with everything but its memory, which is on that device."""
+
+
+Execute = Callable[[list[int], Callable[[], Sequence[InMemory]]], None]
+"""Runs a program, given the addresses of its tensors and arrays, and the same as memory, in case that addresses do not suffice."""
 
 
 class BoundProgram(NamedTuple):
@@ -91,9 +95,15 @@ class ReferenceExecutable:
                 dict(zip(program.symbols, symbols, strict=True)),
             )
 
-    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
-        """The program with everything but its tensors."""
-        return lambda tensors: self(tensors, arrays, symbols)
+    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Execute:
+        """The program with everything but its memory."""
+        count = len(self.program.tensors)
+
+        def run(_: list[int], memory: Callable[[], Sequence[InMemory]]) -> None:
+            every = memory()
+            self(every[:count], [whole(a).reshape(-1) for a in every[count:]], symbols)
+
+        return run
 
 
 class CppExecutable:

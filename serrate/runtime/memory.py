@@ -6,6 +6,7 @@ many programs take to run; reused memory has none. At most `LIMIT` bytes are kep
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import threading
@@ -82,6 +83,13 @@ def scratch(shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch
         return [Scratch(memory, *place) for place in places]
 
     return allocate
+
+
+def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+    """`empty` for one shape, dtype and device."""
+    if device.type != "cpu" or prod(shape) * dtype.itemsize < SMALLEST:
+        return functools.partial(torch.empty, shape, dtype=dtype, device=device)
+    return functools.partial(empty, shape, dtype, device)
 
 
 def whole(memory: InMemory) -> torch.Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,7 @@ from serrate.ir.expr import Array, Symbol, const, numbers_function, size_functio
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
-from serrate.runtime.launch import Numbers, Tensors
+from serrate.runtime.launch import Execute, Numbers, Tensors
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
 from serrate.tensor.torch_private import is_recorded
 
@@ -50,9 +50,8 @@ class TritonFunction:
 
     def __init__(self, function: Any, options: Mapping[str, int]) -> None:
         self.function, self._options = function, options
-        self.compiled: dict[tuple[torch.device, tuple[int, ...]], Callable[..., None]] = {}
-        """By device and `wide` integers: launches the compiled kernel, given the grid, a stream, addresses that are multiples of
-        16, and numbers."""
+        self.compiled: dict[tuple[torch.device, tuple[int, ...]], CompiledKernel] = {}
+        """By device and `wide` integers."""
 
     def __call__(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, device: torch.device) -> None:
         """A launch: of the compiled kernel, if there is one for such arguments."""
@@ -61,7 +60,7 @@ class TritonFunction:
         if compiled is None:
             self.launch(grid, tensors, numbers)
             return
-        compiled(*grid, stream_of(device), *addresses, *numbers)
+        compiled(*grid, stream_reader(device)(), *addresses, *numbers)
 
     def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers) -> None:
         """A launch through Triton."""
@@ -113,18 +112,28 @@ def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
         yield {**options, "num_stages": stages}
 
 
-def direct(kernel: Any, device: torch.device) -> Callable[..., None]:
-    """Launches a compiled kernel as Triton does, without its hooks."""
-    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+class CompiledKernel(NamedTuple):
+    """A compiled kernel, and what its launcher takes besides the grid, a stream and arguments: addresses that are multiples of
+    16, and numbers."""
 
-    def launch(x: int, y: int, stream: int, *arguments: int) -> None:
-        run(x, y, 1, stream, function, metadata, None, None, None, *arguments)
+    run: Callable[..., None]
+    function: Any
+    metadata: Any
 
-    def launch_there(*arguments: int) -> None:
+    def __call__(self, x: int, y: int, stream: int, *arguments: int) -> None:
+        """Launches it as Triton does, without its hooks."""
+        self.run(x, y, 1, stream, self.function, self.metadata, None, None, None, *arguments)
+
+
+def direct(kernel: Any, device: torch.device) -> CompiledKernel:
+    """What Triton has compiled, to be launched without Triton."""
+    run = kernel.run
+
+    def run_there(*arguments: Any) -> None:
         with torch.cuda.device(device):
-            launch(*arguments)
+            run(*arguments)
 
-    return launch_there if _is_one_of_several(device) else launch
+    return CompiledKernel(run_there if _is_one_of_several(device) else run, kernel.function, kernel.packed_metadata)
 
 
 def _is_one_of_several(device: torch.device) -> bool:
@@ -132,10 +141,10 @@ def _is_one_of_several(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.device_count() > 1
 
 
-def is_direct(addresses: Sequence[int], others: int = 0) -> bool:
+def is_direct(addresses: Sequence[int]) -> bool:
     """Whether a compiled kernel may be launched without Triton: all addresses are multiples of 16, and no profiler has asked
-    Triton to be called at every launch. `others` are further addresses, joined by or."""
-    if functools.reduce(operator.or_, addresses, others) & 15:
+    Triton to be called at every launch."""
+    if functools.reduce(operator.or_, addresses, 0) & 15:
         return False
     knobs = _triton().knobs.runtime
     enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
@@ -143,9 +152,12 @@ def is_direct(addresses: Sequence[int], others: int = 0) -> bool:
     return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
-def stream_of(device: torch.device) -> int:
-    """The address of a device's current stream."""
-    return _triton().runtime.driver.active.get_current_stream(device.index) if device.type == "cuda" else 0
+@functools.cache
+def stream_reader(device: torch.device) -> Callable[[], int]:
+    """The address of a device's current stream, as a function."""
+    if device.type != "cuda":
+        return lambda: 0
+    return functools.partial(_triton().runtime.driver.active.get_current_stream, device.index)
 
 
 @functools.cache
@@ -174,27 +186,44 @@ class TritonExecutable:
         self._is_prepared = False
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
-        self.bound(arrays, symbols, tensors[0].device)(tensors)
+        self._launch([*tensors, *arrays], symbols, tensors[0].device)
 
-    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Callable[[Sequence[InMemory]], None]:
-        """The program with everything but the addresses of its tensors."""
+    def _launch(self, memory: Sequence[InMemory], symbols: Numbers, device: torch.device) -> None:
         launches = [(each, (programs, 1)) for each in self._launches if (programs := each.programs(symbols))]
-        places = [a.data_ptr() for a in arrays]
+        launch_all(launches, [m.data_ptr() for m in memory], memory, symbols, device)
+        if not self._is_prepared:
+            prepare_all(self._launches, memory, symbols)
+            self._is_prepared = True
 
-        def run(tensors: Sequence[InMemory]) -> None:
-            launch_all(launches, [*[t.data_ptr() for t in tensors], *places], [*tensors, *arrays], symbols, device)
+    def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Execute:
+        """The program with everything but its memory. The first call compiles; later ones go straight to the compiled kernels."""
+        stream = stream_reader(device)
+        kernels: list[BoundKernel] | None = None
 
-        if self._is_prepared:
-            return run
+        def run(addresses: list[int], memory: Callable[[], Sequence[InMemory]]) -> None:
+            nonlocal kernels
+            if kernels is None or not is_direct(addresses):
+                self._launch(memory(), symbols, device)
+                kernels = self._compiled(symbols, device)
+                return
+            current = stream()
+            every = [*addresses, *symbols]
+            for launch, function, metadata, programs, arguments in kernels:
+                launch(programs, 1, 1, current, function, metadata, None, None, None, *arguments(every))
 
-        def first_run(tensors: Sequence[InMemory]) -> None:
-            run(tensors)
-            # The caller keeps this function for later calls.
-            if not self._is_prepared:
-                prepare_all(self._launches, [*tensors, *arrays], symbols)
-                self._is_prepared = True
+        return run
 
-        return first_run
+    def _compiled(self, symbols: Numbers, device: torch.device) -> list[BoundKernel] | None:
+        """The kernels that have work, with everything but addresses; None unless all are compiled."""
+        found: list[BoundKernel] = []
+        for each in self._launches:
+            programs = each.programs(symbols)
+            if programs:
+                compiled = each.kernel.compiled.get((device, wide([symbols[k] for k in each.symbols])))
+                if compiled is None:
+                    return None
+                found.append((*compiled, programs, each.arguments))
+        return found
 
     def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
         program = self._printed.program
@@ -207,6 +236,10 @@ class TritonExecutable:
         symbols = [program.symbols.index(s) for s in launch.symbols]
         most = max(SHARED // warps, 1) if launch.shared else None
         return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), grid, most)
+
+
+BoundKernel = tuple[Callable[..., None], Any, Any, int, Callable[[Sequence[int]], Sequence[int]]]
+"""A compiled kernel, the number of its programs, and its arguments, of all addresses and symbols of the program."""
 
 
 class _PreparedLaunch:
@@ -244,7 +277,7 @@ def launch_all(
 ) -> None:
     """The launches of a program, in order, given all its tensors and arrays, their addresses, and its symbols."""
     is_wide = bool(wide(symbols))
-    direct, stream, every = is_direct(addresses), stream_of(device), [*addresses, *symbols]
+    direct, stream, every = is_direct(addresses), stream_reader(device)(), [*addresses, *symbols]
     for each, grid in launches:
         widths = wide([symbols[k] for k in each.symbols]) if is_wide else ()
         compiled = each.kernel.compiled.get((device, widths)) if direct else None

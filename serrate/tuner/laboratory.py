@@ -202,8 +202,9 @@ class ProgramLaboratory:
             every = [memory.whole(t) for t in tensors]
             program = executable.bound([t.numel() for t in every], ready.arrays, ready.symbols)
             return lambda: program(every)
-        launch = executable.bound(ready.arrays, ready.symbols, self._device)
-        return lambda: launch(tensors)
+        launch, everything = executable.bound(ready.arrays, ready.symbols, self._device), [*tensors, *ready.arrays]
+        addresses = [m.data_ptr() for m in everything]
+        return lambda: launch(addresses, lambda: everything)
 
 
 def _bare(plan: Plan) -> Plan:

@@ -1,7 +1,7 @@
-"""The check of offsets on a GPU as Triton: one launch, in which one program goes through all of them.
+"""Checks on a GPU as Triton, one launch each.
 
-In: nothing. Out: the source of a module with the kernel `summary`, which writes what `validate` needs to know about offsets: the
-first, the last, the shortest and the longest length.
+In: nothing. Out: the source of a module with two kernels. `summary` writes what `validate` needs to know about offsets: the first,
+the last, the shortest and the longest length; one program goes through all of them. `report` writes numbers that others computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNSET = -(1 << 63)
 """No number that is written: memory that holds it waits for one."""
 
 
-def print_summary() -> str:
+def print_checks() -> str:
     """The module's text."""
     return with_helpers(f"""@triton.jit(do_not_specialize=["count"])
 def summary(offsets, found, count):
@@ -34,4 +34,12 @@ def summary(offsets, found, count):
     tl.store(found + 1, tl.maximum(tl.load(offsets + count - 1).to(tl.int64), {UNSET + 1}))
     tl.store(found + 2, tl.maximum(tl.min(shortest), {UNSET + 1}))
     tl.store(found + 3, tl.max(longest))
+
+
+@triton.jit
+def report(a, b, c, d, found):
+    tl.store(found, tl.maximum(tl.load(a).to(tl.int64), {UNSET + 1}))
+    tl.store(found + 1, tl.maximum(tl.load(b).to(tl.int64), {UNSET + 1}))
+    tl.store(found + 2, tl.maximum(tl.load(c).to(tl.int64), {UNSET + 1}))
+    tl.store(found + 3, tl.maximum(tl.load(d).to(tl.int64), {UNSET + 1}))
 """)

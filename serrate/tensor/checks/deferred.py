@@ -40,13 +40,15 @@ class _Check:
 
 _pending: deque[_Check] = deque()
 _lock = threading.Lock()
-_summarise: Callable[[Sequence[Tensor]], Arrival | None] | None = None
+_Start = Callable[[Sequence[Tensor]], Arrival | None]
+_summarise: _Start | None = None
+_send: _Start | None = None
 
 
-def install_summary(summarise: Callable[[Sequence[Tensor]], Arrival | None]) -> None:
-    """Installs what looks at offsets on a GPU in one launch; called once, by the engine."""
-    global _summarise
-    _summarise = summarise
+def install_device_checks(summarise: _Start, report: _Start) -> None:
+    """Installs what looks at offsets on a GPU, and what sends numbers from there, in one launch; called once, by the engine."""
+    global _summarise, _send
+    _summarise, _send = summarise, report
 
 
 def summary(offsets: Sequence[Tensor]) -> Arrival | None:
@@ -71,6 +73,10 @@ def defer(numbers: Sequence[Tensor], verify: Verify) -> None:
     """
     first = numbers[0]
     if not can_report(first):
+        return
+    sent = _send(numbers) if _send is not None and first.is_cuda else None
+    if sent is not None:
+        defer_arrival(sent, first.device, verify)
         return
     host, arrived = _copy_to_host(torch.stack(tuple(numbers)))
 
