@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -153,6 +154,17 @@ class BuiltProgram(NamedTuple):
     """The program's arrays and symbols, as functions of a call."""
     results: tuple[int, ...]
     """The positions of the fusion's results among the program's tensors; -1 for results of other stages."""
+    reads_lengths: tuple[bool, bool]
+    """Whether symbols or shapes depend on more than the sizes of a call's tensors: on a device, and on the host."""
+
+
+class SizedProgram(NamedTuple):
+    """A built program, and what a call supplies that depends on the sizes of its tensors alone."""
+
+    built: BuiltProgram
+    symbols: tuple[int, ...]
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    private: tuple[torch.Tensor, ...]
 
 
 class CallFacts(NamedTuple):
@@ -200,9 +212,11 @@ class CompiledStage(ABC):
 
     def chosen(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena]) -> Candidate:
         """The candidate for a call: remembered, measured now in an `arena`, or the usual one."""
-        if backend == "reference" or self._tuner(backend, call.device).is_idle():
-            return facts.usual
-        return self.tuning(call, backend, facts, arena).chosen
+        return facts.usual if self.is_idle(call, backend) else self.tuning(call, backend, facts, arena).chosen
+
+    def is_idle(self, call: BoundCall, backend: str) -> bool:
+        """Whether nothing is remembered about the plans for a call, and nothing is measured now."""
+        return backend == "reference" or self._tuner(backend, call.device).is_idle()
 
     def tuning(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena] | None = None) -> Tuning:
         """What is known about the plans for a call; without an `arena`, nothing is measured."""
@@ -304,7 +318,8 @@ class CompiledStage(ABC):
         count = len(allocated) - len(private)
         assert allocated[count:] == private, "private tensors are the last"
         program, arguments = built.program, self.arguments
-        indices = tuple((k, a) for k, a in enumerate(program.arrays) if a.signed)
+        indices, numbers = tuple((k, a) for k, a in enumerate(program.arrays) if a.signed), self._numbers_of(program)
+        of_lengths = any(n.arrays for n in numbers)
         return BuiltProgram(
             chosen,
             built,
@@ -315,8 +330,9 @@ class CompiledStage(ABC):
             tuple(self._shape_reader(t) for t in allocated[:count]),
             tuple(self._row_reader(t, chosen) for t in private),
             arguments.arrays_reader(program.arrays, together=backend == "triton"),
-            arguments.numbers_reader(self._numbers_of(program)),
+            arguments.numbers_reader(numbers),
             self.result_places(program),
+            (of_lengths or self._reads_lengths(allocated, False), of_lengths or self._reads_lengths(allocated, True)),
         )
 
     def _numbers_of(self, program: LoopProgram) -> list[Expr]:
@@ -342,16 +358,24 @@ class CompiledStage(ABC):
 
     def prepare(self, call: BoundCall, built: BuiltProgram, results: tuple[Result, ...] = ()) -> Prepared:
         """Everything that calls with these offsets and extents run with."""
-        return Prepared(
-            built.plan,
-            built.executable,
-            built.arrays(call),
-            built.indices,
+        return self.with_arrays(call, self.sized(call, built), results)
+
+    @staticmethod
+    def sized(call: BoundCall, built: BuiltProgram) -> SizedProgram:
+        """The program with the sizes of a call."""
+        return SizedProgram(
+            built,
             built.numbers(call),
             tuple([(shape(call), t.dtype) for shape, t in zip(built.shapes, built.allocated, strict=True)]),
-            built.outputs,
             tuple([_row(shape(call), t.dtype) for shape, t in zip(built.rows, built.private, strict=True)]),
-            results,
+        )
+
+    @staticmethod
+    def with_arrays(call: BoundCall, sized: SizedProgram, results: tuple[Result, ...]) -> Prepared:
+        """The program with the sizes and the arrays of a call."""
+        built, symbols, shapes, private = sized
+        return Prepared(
+            built.plan, built.executable, built.arrays(call), built.indices, symbols, shapes, built.outputs, private, results
         )
 
     def _shape_reader(self, tensor: Tensor) -> ShapeReader:
@@ -379,6 +403,15 @@ class CompiledStage(ABC):
 
         return read
 
+    def _reads_lengths(self, tensors: Sequence[Tensor], on_host: bool) -> bool:
+        """Whether the shape of one of these tensors in memory depends on lengths."""
+
+        def sizes(tensor: Tensor) -> list[Expr]:
+            exact = on_host or self.is_exact(tensor)
+            return [size for d in tensor.storage for size in ((d.extent_expr, d.host_bound) if exact else (d.host_bound,))]
+
+        return any(t.role is Role.PRIVATE or any(size.arrays for size in sizes(t)) for t in tensors)
+
     def _row_reader(self, tensor: Tensor, chosen: Plan) -> ShapeReader:
         """The shape of a private row: a kernel declares it; in a fusion it is as long as the longest row of one worker."""
         return self._shape_reader(tensor)
@@ -391,6 +424,10 @@ class FusionStage(CompiledStage):
         super().__init__(program, owner.binder, owner.policy, shares)
         self.owner, self.binder = owner, owner.binder
         self._flat: dict[Any, Prepared] = {}
+        self._sizes: dict[Any, SizedProgram] = {}
+        """What was chosen without measuring, by everything that the choice depends on."""
+        self._settings = settings.current()
+        """Those that it was chosen under."""
         self._number = next(_numbers)
 
     @functools.cached_property
@@ -413,8 +450,9 @@ class FusionStage(CompiledStage):
 
     def run(self, call: BoundCall, inputs: Sequence[torch.Tensor], ready: Prepared) -> list[Any]:
         """Runs the stage; returns its tensors: inputs, outputs, scratch, private rows."""
-        made: list[InMemory] = [memory.empty(shape, dtype, call.device) for shape, dtype in ready.shapes[: ready.outputs]]
-        scratch = memory.scratch(ready.shapes[ready.outputs :], call.device)
+        shapes, count, device = ready.shapes, ready.outputs, call.device
+        made: list[InMemory] = [memory.empty(shape, dtype, device) for shape, dtype in shapes[:count]]
+        scratch = memory.scratch(shapes[count:], device) if len(shapes) > count else None
         tensors = [*inputs, *made, *(() if scratch is None else scratch()), *ready.private]
         arrays = ready.arrays
         if ready.indices:
@@ -444,13 +482,32 @@ class FusionStage(CompiledStage):
         """Everything that calls with these offsets and extents run with; checks them."""
         self.binder.check(call)
         backend = self.owner.backend or default_backend(call.device)
-        self.binder.check_vectors(call, self._vector_checks)
-        built = self._chosen(call, backend)
+        if self._vector_checks:
+            self.binder.check_vectors(call, self._vector_checks)
+        sized = self._sized(call, backend)
         if call.computed is not None:
-            return self.prepare(call, built)
-        return self.prepare(
-            call, built, tuple([read(call, k) for read, k in zip(self.owner.results, built.results, strict=True)])
-        )
+            return self.with_arrays(call, sized, ())
+        readers = zip(self.owner.results, sized.built.results, strict=True)
+        return self.with_arrays(call, sized, tuple([read(call, k) for read, k in readers]))
+
+    def _sized(self, call: BoundCall, backend: str) -> SizedProgram:
+        """The program under the plan for a call, with its sizes. Lengths often change while sizes do not, or come back."""
+        now = settings.current()
+        if now is not self._settings:
+            self._sizes, self._settings = {}, now
+        facts = self._facts
+        longest = None if facts is None else self.binder.known_longest(call, facts.ragged)
+        modes = (torch.get_num_threads(), is_batch_invariant(), is_paused())
+        key = (backend, call.numbers, longest, call.device, call.hints, *modes)
+        found = self._sizes.get(key)
+        if found is None:
+            built, is_fixed = self._chosen(call, backend)
+            found = self.sized(call, built)
+            if is_fixed and not built.reads_lengths[is_host(call.device)]:
+                self._sizes[key] = found
+                while len(self._sizes) > FLAT:
+                    self._sizes.pop(next(iter(self._sizes)))
+        return found
 
     def planned(self, chosen: Candidate, target: Target) -> Plan:
         hand = self.owner.hand
@@ -479,13 +536,16 @@ class FusionStage(CompiledStage):
 
         return read
 
-    def _chosen(self, call: BoundCall, backend: str) -> BuiltProgram:
-        """The program under the plan that is named, remembered, measured or usual for this call."""
+    def _chosen(self, call: BoundCall, backend: str) -> tuple[BuiltProgram, bool]:
+        """The program under the plan that is named, remembered, measured or usual for this call; and whether it is named or
+        usual, not chosen for the lengths of this call."""
         named = self._named(backend)
         if named is not None:
-            return self.built(call, backend, named)
+            return self.built(call, backend, named), True
         facts = self._call_facts(call, backend)
-        return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual)
+        if self.is_idle(call, backend):
+            return self.built(call, backend, facts.usual), True
+        return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual), False
 
     def _named(self, backend: str) -> Candidate | None:
         """What the user has chosen, or a mode."""
@@ -988,16 +1048,21 @@ def _draw(fusion: Fusion) -> Any:
     return draw_fusion(fusion)
 
 
-def _summarise(offsets: Sequence[torch.Tensor]) -> Arrival | None:
-    from serrate.runtime.device_checks import summarise  # triton is optional: only its backend may import it
+@functools.cache
+def _device_checks() -> ModuleType:
+    from serrate.runtime import device_checks  # triton is optional: only its backend may import it
 
-    return summarise(offsets)
+    return device_checks
+
+
+def _summarise(offsets: Sequence[torch.Tensor]) -> Arrival | None:
+    found: Arrival | None = _device_checks().summarise(offsets)
+    return found
 
 
 def _report(numbers: Sequence[torch.Tensor]) -> Arrival | None:
-    from serrate.runtime.device_checks import report  # triton is optional: only its backend may import it
-
-    return report(numbers)
+    found: Arrival | None = _device_checks().report(numbers)
+    return found
 
 
 install_device_checks(_summarise, _report)

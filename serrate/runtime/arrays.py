@@ -50,7 +50,7 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
         return make()
     place, full = id(owners[0]), (key, *map(id, owners[1:]))
     versions = tuple([version(t) for t in owners])
-    with _lock:
+    with _lock.own:
         found = _memory.get(place, _NOTHING).get(full)
         if found is not None and found.versions == versions:
             _memory.move_to_end(place)
@@ -58,7 +58,7 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
             return made
     # Not under the lock: it may take long, and may use the cache itself.
     made = make()
-    with _lock:
+    with _lock.own:
         entries = _memory.setdefault(place, {})
         _memory.move_to_end(place)
         while len(_memory) > TENSORS:

@@ -80,6 +80,8 @@ class BoundCall:
     """What was derived in this call. Computed tensors are new in every call, and so is everything derived from them."""
     hints: Hints = NO_HINTS
     """Those of the first ragged argument."""
+    unchecked: list[Callable[[BoundCall], bool]] | None = None
+    """Checks that wait for something to be computed; None before the first stage."""
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
         """What `make` returns for these tensors: cached with them, or only for this call if one of them was computed."""
@@ -231,7 +233,7 @@ class Binder(Arguments):
         self.seeds = len(fusion.seeds)
         """How many of the inputs, the last ones, are drawn and not given."""
         symbols: list[Symbol] = []
-        self._forms = []
+        self._forms: list[Form] = []
         for tensor in self.inputs:
             fixed, unknown = [], []
             for dim, domain in enumerate(tensor.storage):
@@ -244,6 +246,7 @@ class Binder(Arguments):
                 # Any other extent follows from earlier inputs: a tensor that one program saved for another.
             self._forms.append((tensor.dtype, len(tensor.storage), tuple(fixed), tuple(unknown)))
         super().__init__([tensor.name for tensor in self.inputs], symbols)
+        self._found = _numbers_of_arguments(self._forms)
         self.partitions = _partitions(fusion)
         self._steps = self._check_steps(fusion)
         self._told: set[int] = set()
@@ -256,6 +259,11 @@ class Binder(Arguments):
         """Checks the arguments and binds them; what depends on lengths is left to `check`."""
         if len(args) != len(self.inputs):
             raise CallError(f"{self.name} takes {len(self.inputs) - self.seeds} arguments, got {len(args) - self.seeds}")
+        found = self._found(*args)
+        return self._bind_one_by_one(args, known) if found is None else BoundCall(tuple(args), *found, known)
+
+    def _bind_one_by_one(self, args: Sequence[torch.Tensor], known: KnownRows) -> BoundCall:
+        """As `bind`, where an argument is wrong, which this says, or must be copied."""
         numbers: list[int] = []
         device = args[0].device if args else torch.device("cpu")
         clean = True
@@ -329,10 +337,14 @@ class Binder(Arguments):
 
     def check(self, call: BoundCall) -> None:
         """Everything that depends on lengths that are there; done once for each tensor of offsets."""
-        for step in self._steps:
-            step(call)
+        if call.computed is None:
+            for step in self._steps:
+                step(call)
+        else:
+            steps = self._steps if call.unchecked is None else call.unchecked
+            call.unchecked = [step for step in steps if not step(call)]
 
-    def _check_steps(self, fusion: Fusion) -> list[Callable[[BoundCall], None]]:
+    def _check_steps(self, fusion: Fusion) -> list[Callable[[BoundCall], bool]]:
         """Every check of a call. Offsets that a domain is made with are checked also where the fusion does not ask for it."""
         # What is derived from no argument holds in every call.
         made = [(chain, total) for chain, total in self.partitions if any(array.sources for array in chain)]
@@ -343,11 +355,17 @@ class Binder(Arguments):
                 steps.append(self._when_ready(_arrays(check), functools.partial(self._require, check)))
         return steps
 
-    def _when_ready(self, arrays: Sequence[Array], step: Callable[[BoundCall], None]) -> Callable[[BoundCall], None]:
-        """A step that is left out in stages that come before something that it needs is computed."""
-        if all(source.name in self._place for array in arrays for source in array.sources):
-            return step
-        return lambda call: step(call) if self.ready(call, *arrays) else None
+    def _when_ready(self, arrays: Sequence[Array], step: Callable[[BoundCall], None]) -> Callable[[BoundCall], bool]:
+        """A step that is left out in stages that come before something that it needs is computed; returns whether it was done."""
+        needed = {source.name for array in arrays for source in array.sources} - self._place.keys()
+
+        def run(call: BoundCall) -> bool:
+            if needed and not (call.computed and needed <= call.computed.keys()):
+                return False
+            step(call)
+            return True
+
+        return run
 
     def _rows_step(self, chain: tuple[Array, ...], total: Expr) -> Callable[[BoundCall], None]:
         place = self.place_of(chain[0]) if len(chain) == 1 else None
@@ -483,7 +501,13 @@ class Binder(Arguments):
 
     def structure(self, call: BoundCall, chain: tuple[Array, ...], total: Expr) -> Structure:
         """The structure that a chain of offsets describes, validated once for each tensor."""
-        return self.structure_of(call, tuple(self.array(call, a) for a in chain), self.extent(call, total))
+        if call.computed is None:
+            return self.structure_of(call, tuple([self.array(call, a) for a in chain]), self.extent(call, total))
+        found: Structure | None = call.memo.get((chain, total))
+        if found is None:
+            found = self.structure_of(call, tuple([self.array(call, a) for a in chain]), self.extent(call, total))
+            call.memo[chain, total] = found
+        return found
 
     def structures(self, fusion: Fusion, call: BoundCall) -> list[tuple[str, Structure]]:
         """The structures that arguments describe, each with the name of its offsets."""
@@ -533,6 +557,27 @@ class Binder(Arguments):
             total = next((t for chain, t in self.partitions if chain == (array,)), None)
             found = self._places_of[ragged.uid] = (-1 if place is None else place, total)
         return found
+
+
+Form = tuple[torch.dtype, int, tuple[tuple[int, int], ...], tuple[int, ...]]
+"""Of an argument: its dtype, its rank, dims of a fixed size, and dims whose size is a symbol."""
+
+
+def _numbers_of_arguments(forms: Sequence[Form]) -> Callable[..., tuple[tuple[int, ...], torch.device] | None]:
+    """A function of the arguments: the values of symbols, and the device; None if an argument does not have its form, or is not
+    contiguous. Generated, because every call with new rows or sizes asks."""
+    conditions: list[str] = []
+    numbers: list[str] = []
+    for k, (_, rank, fixed, unknown) in enumerate(forms):
+        conditions += [f"isinstance(a{k}, Tensor)", f"a{k}.dtype is dtypes[{k}]", f"len(s{k} := a{k}.shape) == {rank}"]
+        conditions += [f"s{k}[{dim}] == {size}" for dim, size in fixed]
+        conditions += [f"a{k}.is_contiguous()", *([f"a{k}.device == a0.device"] if k else [])]
+        numbers += [f"s{k}[{dim}]" for dim in unknown]
+    arguments = ", ".join(f"a{k}" for k in range(len(forms)))
+    found = f"(({''.join(f'{n}, ' for n in numbers)}), {'a0.device' if forms else 'cpu'})"
+    names = {"Tensor": torch.Tensor, "dtypes": [dtype for dtype, *_ in forms], "cpu": torch.device("cpu")}
+    made: Callable[..., Any] = eval(f"lambda {arguments}: {found} if {' and '.join(conditions) or 'True'} else None", names)
+    return made
 
 
 def known_total(rows: Rows, level: int) -> float | None:

@@ -462,7 +462,7 @@ class Seen:
 
 def remember(bindings: OrderedDict[Key, T], key: Key, binding: T) -> None:
     """Caches a binding; the oldest ones are dropped."""
-    with _lock:
+    with _lock.own:
         bindings[key] = binding
         if len(bindings) > BINDINGS:
             bindings.popitem(last=False)

@@ -18,11 +18,25 @@ class Lock:
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.RLock()
+        self.own = threading.RLock()
+        """The lock itself, which calls that take it often enter without a detour."""
+
+    def __enter__(self) -> None:
+        self.own.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.own.release()
+
+
+class OwnedLock(Lock):
+    """A lock that knows who holds it."""
+
+    def _renew(self) -> None:
+        super()._renew()
         self._owner, self._depth = 0, 0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        super().__enter__()
         self._owner = threading.get_ident()
         self._depth += 1
 
@@ -30,14 +44,14 @@ class Lock:
         self._depth -= 1
         if not self._depth:
             self._owner = 0
-        self._lock.release()
+        super().__exit__()
 
     def is_mine(self) -> bool:
         """Whether this thread holds the lock."""
         return self._owner == threading.get_ident()
 
 
-making = Lock()
+making = OwnedLock()
 """Held while a program is traced and built, so that concurrent calls build it once. One lock serves all programs, because traced
 functions may call each other in any order. It is also held while Python code is compiled, which Python 3.11 cannot do in two
 threads (AST constructor recursion depth mismatch). Calls that find their program do not take it. Nothing is measured by a thread

@@ -32,6 +32,9 @@ from serrate.tensor.torch_private import is_recorded
 SHARED = 8192
 """How many warps share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
+LAYOUTS = 64
+"""For how many sizes the layout of derived arrays is kept; the oldest is dropped first."""
+
 __all__ = ["Derivation", "TritonExecutable", "TritonFunction", "can_derive", "load"]
 
 _modules: dict[str, ModuleType] = {}
@@ -278,13 +281,14 @@ def launch_all(
     """The launches of a program, in order, given all its tensors and arrays, their addresses, and its symbols."""
     is_wide = bool(wide(symbols))
     direct, stream, every = is_direct(addresses), stream_reader(device)(), [*addresses, *symbols]
-    for each, grid in launches:
+    for each, (x, y) in launches:
         widths = wide([symbols[k] for k in each.symbols]) if is_wide else ()
         compiled = each.kernel.compiled.get((device, widths)) if direct else None
         if compiled is not None:
-            compiled(*grid, stream, *each.arguments(every))
+            run, function, metadata = compiled
+            run(x, y, 1, stream, function, metadata, None, None, None, *each.arguments(every))
         else:
-            each.kernel.launch(grid, [memory[k] for k in each.memory], [symbols[k] for k in each.symbols])
+            each.kernel.launch((x, y), [memory[k] for k in each.memory], [symbols[k] for k in each.symbols])
 
 
 def prepare_all(launches: Sequence[_PreparedLaunch], memory: Sequence[InMemory], symbols: Numbers) -> None:
@@ -327,34 +331,55 @@ class Derivation:
         self._block_sums = prepared("block_sums", [*inputs, first]) if sums else None
         self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
         self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
+        self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._is_prepared = False
 
-    def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
+    def __call__(self, inputs: Tensors, numbers: tuple[int, ...], device: torch.device) -> list[Scratch]:
         """The arrays that are made, given the tensors that they are derived from and `numbers`."""
-        sizes, symbols = numbers[: self._count], numbers[self._count :]
-        components = -(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS) or 1
-        # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
-        counts = [self._sums * components or 1, *[max(size, 2) for size in sizes]]
-        places, room = [], 0
-        for count in counts:
-            places.append(room)
-            room += -(-count * 8 // ALIGNMENT) * ALIGNMENT
-        memory = (torch.empty if min(sizes) > 1 else torch.zeros)(room, dtype=torch.uint8, device=device)
-        made = [Scratch(memory, place, (count,), torch.int64) for place, count in zip(places, counts, strict=True)]
-        launches: list[tuple[_PreparedLaunch, Grid]] = []
-        if self._running_sums is not None and self._block_sums is not None:
-            grid = (components, self._sums)
-            launches += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
-        if self._tables is not None and (blocks := -(-max(sizes[self._sums :]) // BLOCK)):
-            launches.append((self._tables, (blocks, self._count - self._sums)))
+        layout = self._layouts.get(numbers)
+        if layout is None:
+            layout = self._layouts[numbers] = self._laid_out(numbers)
+            while len(self._layouts) > LAYOUTS:
+                self._layouts.pop(next(iter(self._layouts)))
+        room, is_zeroed, parts, launches, symbols = layout
+        memory = (torch.zeros if is_zeroed else torch.empty)(room, dtype=torch.uint8, device=device)
         base = memory.data_ptr()
-        addresses = [*[t.data_ptr() for t in inputs], *[base + place for place in places]]
+        addresses = [*[t.data_ptr() for t in inputs], *[base + part[0] for part in parts]]
+        made = [Scratch(memory, *part) for part in parts]
         launch_all(launches, addresses, [*inputs, *made], symbols, device)
         if not self._is_prepared:
             every = (self._block_sums, self._running_sums, self._tables)
             prepare_all([each for each in every if each is not None], [*inputs, *made], symbols)
             self._is_prepared = True
         return made[1:]
+
+    def _laid_out(self, numbers: Numbers) -> _Layout:
+        sizes, symbols = numbers[: self._count], numbers[self._count :]
+        components = -(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS) or 1
+        # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
+        counts = [self._sums * components or 1, *[max(size, 2) for size in sizes]]
+        parts: list[tuple[int, tuple[int, ...], torch.dtype]] = []
+        room = 0
+        for count in counts:
+            parts.append((room, (count,), torch.int64))
+            room += -(-count * 8 // ALIGNMENT) * ALIGNMENT
+        launches: list[tuple[_PreparedLaunch, Grid]] = []
+        if self._running_sums is not None and self._block_sums is not None:
+            grid = (components, self._sums)
+            launches += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
+        if self._tables is not None and (blocks := -(-max(sizes[self._sums :]) // BLOCK)):
+            launches.append((self._tables, (blocks, self._count - self._sums)))
+        return _Layout(room, min(sizes) < 2, parts, launches, symbols)
+
+
+class _Layout(NamedTuple):
+    """Where derived arrays of some sizes are in their memory, and the launches that fill them."""
+
+    room: int
+    is_zeroed: bool
+    parts: Sequence[tuple[int, tuple[int, ...], torch.dtype]]
+    launches: Sequence[tuple[_PreparedLaunch, Grid]]
+    symbols: Numbers
 
 
 def _recipe(array: Array) -> RunningSum:
