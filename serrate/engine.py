@@ -62,7 +62,7 @@ from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.deferred import Arrival, install_device_checks
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.sync import is_host
-from serrate.tensor.torch_private import version
+from serrate.tensor.torch_private import PROFILER, version
 from serrate.tuner.buckets import bucket_of
 from serrate.tuner.candidates import Candidate, Space, space_of
 from serrate.tuner.identity import compiler_identity, device_identity
@@ -458,7 +458,10 @@ class FusionStage(CompiledStage):
         if ready.indices:
             fresh: dict[int, InMemory] = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
             arrays = tuple([fresh.get(k, a) for k, a in enumerate(arrays)])
-        with profiled(ready):
+        if PROFILER._is_profiler_enabled:
+            with profiled(ready):
+                ready.executable(tensors, arrays, ready.symbols)
+        else:
             ready.executable(tensors, arrays, ready.symbols)
         return tensors
 

@@ -64,17 +64,18 @@ class TracedProgram:
 
     def bind(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], *, once: bool = False) -> Binding:
         """A binding for calls with these leaves, or for one such call; `tensors` are the inputs of the program."""
-        inputs, constants = self._inputs, self.traced.constants
-        ragged = [leaves[k] for k in inputs.ragged]
-        # Results with the rows of the first ragged tensor inherit its hints.
-        hints = (ragged[0].structure, ragged[0].hints) if ragged and ragged[0].hints is not NO_HINTS else None
+        inputs, constants, hints = self._inputs, self.traced.constants, None
+        if inputs.ragged and (first := leaves[inputs.ragged[0]])._hints is not NO_HINTS:
+            # Results with the rows of the first ragged tensor inherit its hints.
+            hints = (first.structure, first.hints)
         sources = [tensor if leaf is None else leaf for leaf, tensor in zip(inputs.leaves, tensors, strict=True)]
-        known = known_rows([(leaves[k].structure, first) for k, first in inputs.described])
-        given, sources = [*tensors, *constants], [*sources, *constants]
+        known = known_rows([(leaves[k]._structure, first) for k, first in inputs.described])
+        if constants:
+            tensors, sources = [*tensors, *constants], [*sources, *constants]
         if once:
-            return self.compiled.once(given, sources, self._finish, hints=hints, known=known)
-        keep = [leaf.structure for leaf in ragged]
-        return self.compiled.bind(given, sources, self._finish, hints=hints, keep=keep, known=known)
+            return self.compiled.once(tensors, sources, self._finish, hints=hints, known=known)
+        keep = [leaves[k].structure for k in inputs.ragged]
+        return self.compiled.bind(tensors, sources, self._finish, hints=hints, keep=keep, known=known)
 
 
 def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:

@@ -50,25 +50,19 @@ class Specialised(Generic[P]):
         self._ragged = frozenset(ragged)
         self._symbols = {*ragged, *symbols}
         self._fixed: set[int] = set()
-        self._programs: dict[Pattern, P] = {}
+        self._programs: dict[Pattern, tuple[P, list[int], list[int], list[int]]] = {}
+        """With each program: the places of the sizes that are compiled in, these sizes, and the places of sizes above 1."""
         self._used: dict[Pattern, int] = {}
         self._calls = 0
 
     def find(self, sizes: Sequence[int]) -> P | None:
         """The program for these sizes: the earliest that fits, which has the most sizes compiled in."""
-        for pattern, program in list(self._programs.items()):
-            if self._fits(pattern, sizes):
+        for pattern, (program, places, compiled_in, varying) in list(self._programs.items()):
+            if [sizes[k] for k in places] == compiled_in and (not varying or min([sizes[k] for k in varying]) > 1):
                 self._calls += 1
                 self._used[pattern] = self._calls
                 return program
         return None
-
-    def _fits(self, pattern: Pattern, sizes: Sequence[int]) -> bool:
-        for k, own in enumerate(pattern):
-            size = sizes[k]
-            if own != size and (own is not None or (size < 2 and k not in self._ragged)):
-                return False
-        return True
 
     def _varies(self, place: int, size: int) -> bool:
         return size > 1 or place in self._ragged
@@ -96,7 +90,9 @@ class Specialised(Generic[P]):
         while len(self._programs) >= PROGRAMS:
             oldest = min(self._used, key=self._used.__getitem__)
             del self._programs[oldest], self._used[oldest]
-        self._programs[pattern] = program
+        places = [k for k, own in enumerate(pattern) if own is not None]
+        varying = [k for k, own in enumerate(pattern) if own is None and k not in self._ragged]
+        self._programs[pattern] = (program, places, [own for own in pattern if own is not None], varying)
         self._calls += 1
         self._used[pattern] = self._calls
 

@@ -179,10 +179,11 @@ class FusionInputs:
         """The inputs of a call with these leaves."""
         found: list[torch.Tensor] = []
         for leaf, first in zip(leaves, self._first, strict=True):
-            if isinstance(leaf, JaggedTensor):
-                found.append(leaf.values)
+            if type(leaf) is JaggedTensor:
+                found.append(leaf._values)
                 if first:
-                    found += leaf.structure.buffers()
+                    for rows in leaf._structure._rows:
+                        found += rows.offsets if rows.starts is None else rows.buffers()
             else:
                 found.append(leaf)
         return found
