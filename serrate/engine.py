@@ -909,9 +909,8 @@ class Compiled:
                 made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
             else:
                 given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
-                compiled = (self.backend or default_backend(call.device)) == "cpp"
                 options = [self.binder.extent(call, o) if isinstance(o, Expr) else o for o in stage.options]
-                results = library.run(stage.function, given, options, compiled=compiled)
+                results = library.run(stage.function, given, options, self.backend or default_backend(call.device))
                 made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}
             computed.update(made)
             env.update(made)

@@ -1,5 +1,5 @@
-"""Library calls: operations that are not loop nests, done by torch on the tensors' device, or by compiled code on a CPU. Nothing
-is copied to the host.
+"""Library calls: operations that are not loop nests, done by torch on the tensors' device, or by compiled code: C++ on a CPU,
+Triton on a GPU (`device_library.py`). Nothing is copied to the host.
 
 In: a function's name, its tensors and numbers. Out: new tensors.
 """
@@ -160,9 +160,19 @@ def _compiled(name: str, file: str, element: str = "") -> Any:
     return cache.functions([cache.Unit(name, own)], PRELUDE, find_compiler())[0]
 
 
-def run(function: str, tensors: Sequence[Tensor], options: Sequence[int], *, compiled: bool = False) -> tuple[Tensor, ...]:
-    """Calls a function by name; with `compiled`, its compiled CPU version if there is one."""
+def run(function: str, tensors: Sequence[Tensor], options: Sequence[int], backend: str = "reference") -> tuple[Tensor, ...]:
+    """Calls a function by name: the version for a backend if there is one."""
     if function not in FUNCTIONS:
         raise VerificationError(f"no library function is called {function!r}; there are {', '.join(FUNCTIONS)}")
-    chosen = COMPILED.get(function) if compiled else None
-    return (chosen or FUNCTIONS[function])(*tensors, *options)
+    return _chosen(function, backend)(*tensors, *options)
+
+
+@functools.cache
+def _chosen(function: str, backend: str) -> Callable[..., tuple[Tensor, ...]]:
+    if backend == "cpp":
+        return COMPILED.get(function, FUNCTIONS[function])
+    if backend == "triton":
+        from serrate.runtime import device_library  # triton is optional: only its backend may import it
+
+        return device_library.FUNCTIONS.get(function, FUNCTIONS[function])
+    return FUNCTIONS[function]

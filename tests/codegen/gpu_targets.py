@@ -18,8 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from serrate import Kernel
+from serrate.runtime import device_library
+from serrate.runtime.launch import Execute
 from serrate.runtime.memory import Scratch, whole
-from serrate.runtime.triton import Derivation, TritonExecutable, fewer_stages
+from serrate.runtime.triton import Derivation, TritonExecutable, TritonFunction, fewer_stages
 from tests.engine.across_cases import ACROSS
 from tests.engine.cases import CASES, NESTED_CASES
 from tests.engine.movement_cases import MOVEMENT, STRUCTURE
@@ -58,6 +60,11 @@ OPERATIONS: dict[str, tuple[Case, int]] = {
     **{f"{name}, one level": (case, 1) for name, case in {**CASES, **MOVEMENT, **STRUCTURE, **ACROSS}.items()},
     **{f"{name}, two levels": (case, 2) for name, case in NESTED_CASES.items()},
 }
+LIBRARY: dict[str, tuple[Any, ...]] = {
+    "group_by": (torch.zeros(3000, dtype=torch.int32), 60),
+    "invert": (torch.arange(3000),),
+}
+CALLS = [f"{target}/library/{name}" for target in TARGETS for name in LIBRARY]
 EXAMPLES = [f"{target}/{name}/{strategy}" for target in TARGETS for name in NAMES for strategy in STRATEGIES]
 FUSIONS = [f"{target}/{name}/{pick(STRATEGIES, name, target)}" for target in TARGETS for name in OPERATIONS]
 
@@ -81,6 +88,13 @@ class Compilation:
 
         return run
 
+    def executed(self, program: TritonExecutable) -> Execute:
+        run = self.bound(program)
+        return lambda _, memory: run(memory()[: len(program.program.tensors)])
+
+    def launched(self, kernel: TritonFunction, tensors: Sequence[Any], numbers: Sequence[int]) -> None:
+        self._compile(kernel, [POINTERS[t.dtype] for t in tensors] + ["i64"] * len(numbers))
+
     def derived(self, derivation: Derivation) -> list[Scratch]:
         for launch in (derivation._block_sums, derivation._running_sums, derivation._tables):
             if launch is not None:
@@ -103,10 +117,14 @@ class Compilation:
 def compile_program(name: str) -> None:
     target, program, strategy = name.split("/")
     compilation = Compilation(TARGETS[target])
-    TritonExecutable.bound = lambda self, *_: compilation.bound(self)  # type: ignore[method-assign, assignment]
+    TritonExecutable.bound = lambda self, *_: compilation.executed(self)  # type: ignore[method-assign]
     TritonExecutable.__call__ = lambda self, tensors, *_: compilation.bound(self)(tensors)  # type: ignore[method-assign]
     Derivation.__call__ = lambda self, *_: compilation.derived(self)  # type: ignore[method-assign, assignment]
-    if program in NAMES:
+    if program == "library":
+        TritonFunction.__call__ = lambda self, _, tensors, numbers, __: compilation.launched(self, tensors, numbers)  # type: ignore[method-assign]
+        device_library.FUNCTIONS[strategy](*LIBRARY[strategy])
+        assert compilation.count, "nothing was compiled"
+    elif program in NAMES:
         example(program).check(LENGTHS["bimodal"], lambda kernel: both(kernel, strategy))
         assert compilation.count or strategy == "persistent_dynamic", "nothing was compiled"
     else:
