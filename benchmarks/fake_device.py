@@ -34,9 +34,9 @@ launches: list[int] = [0]
 
 def install() -> None:
     """Makes the device. Cannot be undone in a process."""
-    if torch.backends.cuda.is_built():
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         raise RuntimeError("the device stands in for a GPU only in a torch that was built for CPUs")
-    torch.ops.load_library(str(_built()))
+    torch.ops.load_library(str(_built()))  # type: ignore[no-untyped-call]
     there: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_current_stream_capturing": lambda: False,
@@ -58,8 +58,7 @@ def install() -> None:
 def _built() -> Path:
     """The library with the operations of the device."""
     torch_folder = Path(torch.__file__).parent
-    target = Path("/tmp/host/fake.so")
-    return target
+    target = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "fake_cuda.so"
     source = Path(__file__).with_name("fake_cuda.cpp")
     flags = ("-std=c++20", "-O1", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}")
     subprocess.run([compiler(), *flags, str(source), "-o", str(target), "-ltorch_cpu", "-lc10"], check=True)
@@ -70,7 +69,7 @@ def _launched(
     self: runtime.TritonFunction, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor], numbers: Sequence[int]
 ) -> Any:
     """What Triton compiles: a kernel that does nothing, except that the check of offsets reports what it would."""
-    run = {"summary": _summary, "report": _report}.get(self.function.__name__, _nothing)
+    run = KERNELS.get(self.function.__name__, _nothing)
     run(*grid, 0, None, None, None, None, None, *[t.data_ptr() for t in tensors], *numbers)
     return SimpleNamespace(run=run, function=None, packed_metadata=None)
 
@@ -79,19 +78,12 @@ def _nothing(*_: Any) -> None:
     launches[0] += 1
 
 
-summaries: dict[int, ctypes.Array[ctypes.c_int64]] = {}
-"""What the check of offsets found at these addresses, worked out once."""
-
-
 def _summary(*given: Any) -> None:
     launches[0] += 1
     offsets, found, count = given[-3:]
-    known = summaries.get(offsets)
-    if known is None:
-        numbers = (ctypes.c_int64 * count).from_address(offsets)[:]
-        lengths = [b - a for a, b in zip(numbers, numbers[1:], strict=False)]
-        known = summaries[offsets] = (ctypes.c_int64 * NUMBERS)(numbers[0], numbers[-1], min(lengths), max(lengths))
-    ctypes.memmove(found, known, 8 * NUMBERS)
+    numbers = (ctypes.c_int64 * count).from_address(offsets)
+    # Nothing looks at the extremes but hints, which there are none of.
+    (ctypes.c_int64 * NUMBERS).from_address(found)[:] = [numbers[0], numbers[count - 1], 0, 0]
 
 
 def _report(*given: Any) -> None:
@@ -99,6 +91,22 @@ def _report(*given: Any) -> None:
     ctypes.memmove(given[-1], NO_MISTAKE, 8 * NUMBERS)
 
 
+def _count_keys(*given: Any) -> None:
+    launches[0] += 1
+    grouped[0] = given[-3]
+
+
+def _place_groups(*given: Any) -> None:
+    """Offsets that are legal, whatever the keys: all of them are in the last group."""
+    launches[0] += 1
+    offsets, count, _ = given[-3:]
+    (ctypes.c_int64 * (count + 1)).from_address(offsets)[:] = [0] * count + [grouped[0]]
+
+
+grouped: list[int] = [0]
+"""How many keys were counted last."""
+KERNELS = {"summary": _summary, "report": _report, "count_keys": _count_keys, "place_groups": _place_groups}
+"""Kernels whose results the host reads."""
 NO_MISTAKE = (ctypes.c_int64 * NUMBERS)(*[NOTHING] * NUMBERS)
 
 

@@ -121,10 +121,8 @@ class FunctionState:
         signature = self.kinds.get(form)
         if signature is None:
             return None
-        try:
+        with suppress(KeyError):
             self.kinds.move_to_end(form)
-        except KeyError:
-            pass  # another thread has dropped it
         tensors = signature.inputs.tensors(leaves)
         program = signature.programs.find([size for tensor in tensors for size in tensor.shape])
         return None if program is None else (program, tensors)

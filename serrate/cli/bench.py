@@ -33,6 +33,7 @@ BENCHMARKS = {
     "steps": "a loop of training-like steps with new lengths in every step: host time of a step, memory that it keeps",
     "distributed": "conversions between layouts over gloo processes, against the collective with one local copy",
     "scaling": "a model of expert parallelism on 8 to 4,096 ranks, from constants measured here",
+    "host": "host time of calls on a GPU up to the launches of kernels; needs none",
     "gpu": "tasks on a GPU whose lengths the host does not know: % of the hardware limit, host time per call",
 }
 

@@ -179,7 +179,7 @@ class FusionInputs:
         """The inputs of a call with these leaves."""
         found: list[torch.Tensor] = []
         for leaf, first in zip(leaves, self._first, strict=True):
-            if type(leaf) is JaggedTensor:
+            if isinstance(leaf, JaggedTensor):
                 found.append(leaf._values)
                 if first:
                     for rows in leaf._structure._rows:

@@ -49,7 +49,7 @@ class TensorExecutable(Executable, Protocol):
 
 
 Execute = Callable[[list[int], Callable[[], Sequence[InMemory]]], None]
-"""Runs a program, given the addresses of its tensors and arrays, and the same as memory, in case that addresses do not suffice."""
+"""Runs a program, given the addresses of its tensors and arrays; and the same as memory, in case that addresses do not do."""
 
 
 class BoundProgram(NamedTuple):

@@ -1,7 +1,8 @@
 """Checks on a GPU as Triton, one launch each.
 
-In: nothing. Out: the source of a module with two kernels. `summary` writes what `validate` needs to know about offsets: the first,
-the last, the shortest and the longest length; one program goes through all of them. `report` writes numbers that others computed.
+In: nothing. Out: the source of a module with two kernels. `summary` writes what `validate` needs to know about offsets, all of
+which one program goes through: the first, the last, the shortest and the longest length. `report` writes numbers that others
+computed.
 """
 
 from __future__ import annotations
