@@ -27,7 +27,7 @@ from serrate.autograd.function import Differentiable
 from serrate.autograd.saved import Save, check_save
 from serrate.errors import BackendError, CompilerMissing, SerrateError, StrategyError, StructureMismatch
 from serrate.ir import hooks
-from serrate.ir.expr import Array, Expr, Symbol
+from serrate.ir.expr import Array, Expr, Symbol, shapes_function
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain
@@ -51,7 +51,7 @@ from serrate.runtime.results import Result, ResultReader, known_rows, remember_r
 from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import schedule_of
-from serrate.schedule.heuristic import RowStatistics, choose, invariant
+from serrate.schedule.heuristic import Choice, RowStatistics, choose, invariant
 from serrate.schedule.loop_handle import LoopHandle
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
@@ -79,6 +79,7 @@ _plans, _sources = logs.logger("plan"), logs.logger("source")
 
 Number = Callable[[BoundCall], int]
 ShapeReader = Callable[[BoundCall], tuple[int, ...]]
+ShapesReader = Callable[[Sequence[int]], tuple[tuple[int, ...], ...]]
 
 _numbers = itertools.count()
 FLAT = 64
@@ -154,8 +155,9 @@ class BuiltProgram(NamedTuple):
     """The program's arrays and symbols, as functions of a call."""
     results: tuple[int, ...]
     """The positions of the fusion's results among the program's tensors; -1 for results of other stages."""
-    reads_lengths: tuple[bool, bool]
-    """Whether symbols or shapes depend on more than the sizes of a call's tensors: on a device, and on the host."""
+    by_size: tuple[ShapesReader | None, ShapesReader | None]
+    """All shapes as a function of the sizes of a call's tensors, if these and the symbols depend on nothing else: on a device,
+    and on the host."""
 
 
 class SizedProgram(NamedTuple):
@@ -332,7 +334,7 @@ class CompiledStage(ABC):
             arguments.arrays_reader(program.arrays, together=backend == "triton"),
             arguments.numbers_reader(numbers),
             self.result_places(program),
-            (of_lengths or self._reads_lengths(allocated, False), of_lengths or self._reads_lengths(allocated, True)),
+            (None, None) if of_lengths else (self._by_size(allocated, False), self._by_size(allocated, True)),
         )
 
     def _numbers_of(self, program: LoopProgram) -> list[Expr]:
@@ -363,6 +365,10 @@ class CompiledStage(ABC):
     @staticmethod
     def sized(call: BoundCall, built: BuiltProgram) -> SizedProgram:
         """The program with the sizes of a call."""
+        by_size = built.by_size[is_host(call.device)]
+        if by_size is not None:
+            dtypes = [t.dtype for t in built.allocated]
+            return SizedProgram(built, built.numbers(call), tuple(zip(by_size(call.numbers), dtypes, strict=True)), ())
         return SizedProgram(
             built,
             built.numbers(call),
@@ -403,14 +409,15 @@ class CompiledStage(ABC):
 
         return read
 
-    def _reads_lengths(self, tensors: Sequence[Tensor], on_host: bool) -> bool:
-        """Whether the shape of one of these tensors in memory depends on lengths."""
-
-        def sizes(tensor: Tensor) -> list[Expr]:
-            exact = on_host or self.is_exact(tensor)
-            return [size for d in tensor.storage for size in ((d.extent_expr, d.host_bound) if exact else (d.host_bound,))]
-
-        return any(t.role is Role.PRIVATE or any(size.arrays for size in sizes(t)) for t in tensors)
+    def _by_size(self, tensors: Sequence[Tensor], on_host: bool) -> ShapesReader | None:
+        """The shapes of tensors in memory as a function of a call's sizes; None if one depends on lengths, or is of a row."""
+        shapes: list[list[Expr]] = []
+        for tensor in tensors:
+            exact, bounds = [d.extent_expr for d in tensor.storage], [d.host_bound for d in tensor.storage]
+            shapes.append(exact if on_host or self.is_exact(tensor) else bounds)
+            if tensor.role is Role.PRIVATE or any(size.arrays for size in (*shapes[-1], *bounds)):
+                return None
+        return shapes_function(shapes, tuple(self.arguments.symbols))
 
     def _row_reader(self, tensor: Tensor, chosen: Plan) -> ShapeReader:
         """The shape of a private row: a kernel declares it; in a fusion it is as long as the longest row of one worker."""
@@ -428,6 +435,8 @@ class FusionStage(CompiledStage):
         """What was chosen without measuring, by everything that the choice depends on."""
         self._settings = settings.current()
         """Those that it was chosen under."""
+        self._usually: dict[tuple[Any, ...], BuiltProgram] = {}
+        """By backend, strategy and options."""
         self._number = next(_numbers)
 
     @functools.cached_property
@@ -506,7 +515,7 @@ class FusionStage(CompiledStage):
         if found is None:
             built, is_fixed = self._chosen(call, backend)
             found = self.sized(call, built)
-            if is_fixed and not built.reads_lengths[is_host(call.device)]:
+            if is_fixed and built.by_size[is_host(call.device)] is not None:
                 self._sizes[key] = found
                 while len(self._sizes) > FLAT:
                     self._sizes.pop(next(iter(self._sizes)))
@@ -545,9 +554,13 @@ class FusionStage(CompiledStage):
         named = self._named(backend)
         if named is not None:
             return self.built(call, backend, named), True
-        facts = self._call_facts(call, backend)
         if self.is_idle(call, backend):
-            return self.built(call, backend, facts.usual), True
+            strategy, options, _ = self._usual(call, backend)[1]
+            found = self._usually.get(key := (backend, strategy, *options.items()))
+            if found is None:
+                found = self._usually[key] = self.built(call, backend, Candidate(strategy, tuple(options.items())))
+            return found, True
+        facts = self._call_facts(call, backend)
         return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual), False
 
     def _named(self, backend: str) -> Candidate | None:
@@ -566,7 +579,8 @@ class FusionStage(CompiledStage):
             return Candidate(owner.strategy or "by_hand", tuple(owner.options.items()))
         return None
 
-    def _call_facts(self, call: BoundCall, backend: str) -> CallFacts:
+    def _usual(self, call: BoundCall, backend: str) -> tuple[RowStatistics | None, Choice]:
+        """What the host knows about the rows of a call, and what is chosen without measuring."""
         binder, target, facts = self.binder, BACKENDS[backend], self._facts
         rows, product = None, False
         if facts is not None:
@@ -578,10 +592,14 @@ class FusionStage(CompiledStage):
             rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
             product = facts.product
         distribution = call.hints.distribution
-        strategy, options, why = choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
+        return rows, choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
+
+    def _call_facts(self, call: BoundCall, backend: str) -> CallFacts:
+        facts = self._facts
+        rows, (strategy, options, why) = self._usual(call, backend)
 
         def statistics() -> tuple[RowStatistics | None, float | None]:
-            return rows, None if facts is None else binder.known_variation(call, facts.ragged)
+            return rows, None if facts is None else self.binder.known_variation(call, facts.ragged)
 
         return CallFacts(Candidate(strategy, tuple(options.items())), statistics, why)
 

@@ -699,6 +699,20 @@ def shape_function(sizes: Sequence[Expr], symbols: Sequence[Symbol]) -> Callable
     return found
 
 
+def shapes_function(
+    shapes: Sequence[Sequence[Expr]], symbols: Sequence[Symbol]
+) -> Callable[[Sequence[int]], tuple[tuple[int, ...], ...]]:
+    """As `shape_function`, for several tensors at once.
+
+    >>> shapes_function([[symbol("n") - 3, const(4)], []], [symbol("n")])([2])
+    ((0, 4), ())
+    """
+    texts = ["".join(f"max(0, {_python(size, symbols)}), " for size in sizes) for sizes in shapes]
+    text = "".join(f"({text}), " for text in texts)
+    found: Callable[[Sequence[int]], tuple[tuple[int, ...], ...]] = eval(f"lambda numbers: ({text})")
+    return found
+
+
 def _python(expr: Expr, symbols: Sequence[Symbol]) -> str:
     """An expression without arrays as Python: its text, so that it is compiled once instead of walked at every call."""
     text = str(expr)
