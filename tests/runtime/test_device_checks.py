@@ -110,3 +110,26 @@ def test_a_longest_length_that_was_given(monkeypatch: pytest.MonkeyPatch) -> Non
     Structure.from_offsets(torch.tensor([0, 3, 7]), max_length=5, validate="deferred")
     with pytest.raises(StructureError, match="max_length=5 was given, but the longest row has length 4"):
         wait_for_checks()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_numbers_that_were_computed_are_sent(dtype: torch.dtype, slots: Slots) -> None:
+    free = len(slots._free)
+    for numbers in ([7], [0, -3], [1, 2, 3, torch.iinfo(dtype).max]):
+        arrival = device_checks.report([torch.tensor(n, dtype=dtype) for n in numbers])
+        assert arrival is not None and len(slots._free) == free - 1
+        assert arrival(False) == numbers and len(slots._free) == free
+    assert not (slots.memory != UNSET).any(), "a slot is handed out again without numbers of an earlier check"
+
+
+def test_a_number_that_marks_a_slot_as_empty_arrives() -> None:
+    arrival = device_checks.report([torch.tensor(UNSET)])
+    assert arrival is not None and arrival(False) == [UNSET + 1]
+
+
+def test_other_numbers_are_sent_another_way(slots: Slots) -> None:
+    one = torch.tensor(1)
+    for numbers in ([one] * 5, [torch.tensor(1.0)], [one, one.int()], [torch.zeros(2, dtype=torch.int64)]):
+        assert device_checks.report(numbers) is None
+    slots._free.clear()
+    assert device_checks.report([one]) is None

@@ -14,6 +14,7 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from serrate import JaggedTensor, ir, jit, ops
+from serrate.ir.fusion import NOTHING
 from serrate.runtime import triton as runtime
 from serrate.runtime.memory import Scratch
 from serrate.runtime.triton import TritonFunction
@@ -197,3 +198,22 @@ def test_launches_are_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyP
         function = Function()
         runtime.direct(CompiledFunction(function), second)(1, 1, 0, 16, 5)
         assert function.direct == [((1, 1, 1), 16, 5)] and current == wanted
+
+
+def test_warm_calls_read_the_indices_of_the_call(functions: dict[str, Function]) -> None:
+    """Indices are an array of the program, and another tensor in every call."""
+    run = jit(lambda i, table: torch.nn.functional.embedding(i, table), backend="triton", tune="never")
+    indices, table = JaggedTensor.from_lengths(torch.zeros(60, dtype=torch.int64), [40, 20]), torch.zeros(100, 16)
+    # The check of indices finds nothing: its result is not computed here.
+    for each in range(3):
+        given = indices.with_values(torch.full((60,), each))
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("serrate.runtime.indices.on_host", lambda _: True)
+            patched.setattr(torch.Tensor, "item", lambda _: NOTHING)
+            run(given, table)
+        launched = [each for each in functions.values() if each.through_triton]
+        assert len(launched) == 3
+        if each:
+            # The first call compiles; then every launch goes to the compiled kernels, and one of them is given these indices.
+            assert {(len(f.through_triton), len(f.direct)) for f in launched} == {(1, each)}
+            assert any(given.values.data_ptr() in f.direct[-1] for f in launched if table.data_ptr() in f.direct[-1])
