@@ -69,6 +69,8 @@ def calls_of(work: Work) -> dict[str, Call]:
 def measured(names: list[str], rounds: int) -> list[Line]:
     """Times all calls in turn, in a process in which the device is installed."""
     fake_device.install()
+    # What torch does on the device, a CPU does here: threads would wait for each other longer than that takes.
+    torch.set_num_threads(1)
     one = torch.ones(64, device="cpu")
     calls: dict[tuple[str, str], Call] = {("", "torch.add"): lambda: torch.add(one, one)}
     for name in names:

@@ -432,9 +432,7 @@ class FusionStage(CompiledStage):
         self.owner, self.binder = owner, owner.binder
         self._flat: dict[Any, Prepared] = {}
         self._sizes: dict[Any, SizedProgram] = {}
-        """What was chosen without measuring, by everything that the choice depends on."""
-        self._settings = settings.current()
-        """Those that it was chosen under."""
+        """Under plans that are named or usual, by everything that these depend on."""
         self._usually: dict[tuple[Any, ...], BuiltProgram] = {}
         """By backend, strategy and options."""
         self._number = next(_numbers)
@@ -504,18 +502,18 @@ class FusionStage(CompiledStage):
 
     def _sized(self, call: BoundCall, backend: str) -> SizedProgram:
         """The program under the plan for a call, with its sizes. Lengths often change while sizes do not, or come back."""
-        now = settings.current()
-        if now is not self._settings:
-            self._sizes, self._settings = {}, now
+        owner = self.owner
+        is_named = is_batch_invariant() or owner.strategy is not None or owner.hand is not None
+        if not is_named and not self.is_idle(call, backend):
+            return self.sized(call, self._tuned(call, backend))
         facts = self._facts
         longest = None if facts is None else self.binder.known_longest(call, facts.ragged)
-        modes = (torch.get_num_threads(), is_batch_invariant(), is_paused())
-        key = (backend, call.numbers, longest, call.device, call.hints, *modes)
+        key = (backend, call.numbers, longest, call.device, call.hints, torch.get_num_threads(), is_batch_invariant())
         found = self._sizes.get(key)
         if found is None:
-            built, is_fixed = self._chosen(call, backend)
+            built = self._named_or_usual(call, backend)
             found = self.sized(call, built)
-            if is_fixed and built.by_size[is_host(call.device)] is not None:
+            if built.by_size[is_host(call.device)] is not None:
                 self._sizes[key] = found
                 while len(self._sizes) > FLAT:
                     self._sizes.pop(next(iter(self._sizes)))
@@ -548,20 +546,22 @@ class FusionStage(CompiledStage):
 
         return read
 
-    def _chosen(self, call: BoundCall, backend: str) -> tuple[BuiltProgram, bool]:
-        """The program under the plan that is named, remembered, measured or usual for this call; and whether it is named or
-        usual, not chosen for the lengths of this call."""
+    def _named_or_usual(self, call: BoundCall, backend: str) -> BuiltProgram:
+        """The program under the plan that is named, or else under the usual one for this call."""
         named = self._named(backend)
         if named is not None:
-            return self.built(call, backend, named), True
-        if self.is_idle(call, backend):
-            strategy, options, _ = self._usual(call, backend)[1]
-            found = self._usually.get(key := (backend, strategy, *options.items()))
-            if found is None:
-                found = self._usually[key] = self.built(call, backend, Candidate(strategy, tuple(options.items())))
-            return found, True
+            return self.built(call, backend, named)
+        strategy, options, _ = self._usual(call, backend)[1]
+        key = (backend, strategy, *options.items())
+        found = self._usually.get(key)
+        if found is None:
+            found = self._usually[key] = self.built(call, backend, Candidate(strategy, tuple(options.items())))
+        return found
+
+    def _tuned(self, call: BoundCall, backend: str) -> BuiltProgram:
+        """The program under the plan that is remembered or measured for this call."""
         facts = self._call_facts(call, backend)
-        return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual), False
+        return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual)
 
     def _named(self, backend: str) -> Candidate | None:
         """What the user has chosen, or a mode."""

@@ -21,7 +21,7 @@ import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -362,13 +362,8 @@ def _launch(
 
 
 def profiled(ready: Prepared) -> AbstractContextManager[object]:
-    """Within this context, profiles show a program by its name and strategy."""
-    if not PROFILER._is_profiler_enabled:
-        return _UNSEEN
+    """Within this context, profiles show a program by its name and strategy. Callers ask first whether there is a profiler."""
     return record_function(f"serrate: {ready.executable.program.name} ({ready.plan.strategy})")
-
-
-_UNSEEN = nullcontext()
 
 
 def _given(sources: Sequence[Source]) -> Callable[[Leaves], list[Any]]:
