@@ -53,7 +53,7 @@ class TritonFunction:
 
     def __init__(self, function: Any, options: Mapping[str, int]) -> None:
         self.function, self._options = function, options
-        self.compiled: dict[tuple[torch.device, tuple[int, ...]], CompiledKernel] = {}
+        self.compiled: dict[tuple[torch.device, tuple[int, ...]], LoadedKernel] = {}
         """By device and `wide` integers."""
 
     def __call__(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, device: torch.device) -> None:
@@ -115,7 +115,7 @@ def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
         yield {**options, "num_stages": stages}
 
 
-class CompiledKernel(NamedTuple):
+class LoadedKernel(NamedTuple):
     """A compiled kernel, and what its launcher takes besides the grid, a stream and arguments: addresses that are multiples of
     16, and numbers."""
 
@@ -128,7 +128,7 @@ class CompiledKernel(NamedTuple):
         self.run(x, y, 1, stream, self.function, self.metadata, None, None, None, *arguments)
 
 
-def direct(kernel: Any, device: torch.device) -> CompiledKernel:
+def direct(kernel: Any, device: torch.device) -> LoadedKernel:
     """What Triton has compiled, to be launched without Triton."""
     run = kernel.run
 
@@ -136,7 +136,7 @@ def direct(kernel: Any, device: torch.device) -> CompiledKernel:
         with torch.cuda.device(device):
             run(*arguments)
 
-    return CompiledKernel(run_there if _is_one_of_several(device) else run, kernel.function, kernel.packed_metadata)
+    return LoadedKernel(run_there if _is_one_of_several(device) else run, kernel.function, kernel.packed_metadata)
 
 
 def _is_one_of_several(device: torch.device) -> bool:
@@ -331,7 +331,7 @@ class Derivation:
         self._block_sums = prepared("block_sums", [*inputs, first]) if sums else None
         self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
         self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
-        self._layouts: dict[tuple[int, ...], _Layout] = {}
+        self._layouts: dict[tuple[int, ...], _DerivedLayout] = {}
         self._is_prepared = False
 
     def __call__(self, inputs: Tensors, numbers: tuple[int, ...], device: torch.device) -> list[Scratch]:
@@ -353,7 +353,7 @@ class Derivation:
             self._is_prepared = True
         return made[1:]
 
-    def _laid_out(self, numbers: Numbers) -> _Layout:
+    def _laid_out(self, numbers: Numbers) -> _DerivedLayout:
         sizes, symbols = numbers[: self._count], numbers[self._count :]
         components = -(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS) or 1
         # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
@@ -369,10 +369,10 @@ class Derivation:
             launches += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
         if self._tables is not None and (blocks := -(-max(sizes[self._sums :]) // BLOCK)):
             launches.append((self._tables, (blocks, self._count - self._sums)))
-        return _Layout(room, min(sizes) < 2, parts, launches, symbols)
+        return _DerivedLayout(room, min(sizes) < 2, parts, launches, symbols)
 
 
-class _Layout(NamedTuple):
+class _DerivedLayout(NamedTuple):
     """Where derived arrays of some sizes are in their memory, and the launches that fill them."""
 
     room: int
