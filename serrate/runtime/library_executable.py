@@ -26,6 +26,7 @@ from serrate.ir.loops import LoopProgram
 from serrate.ir.tile import Library, TileProgram
 from serrate.ir.values import Read
 from serrate.ir.values import Tensor as Described
+from serrate.runtime.launch import Execute
 from serrate.runtime.memory import InMemory, whole
 
 Run = Callable[..., None]
@@ -65,16 +66,15 @@ class LibraryExecutable:
             raise StrategyError(f"{self.call.function} {why}")
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Sequence[int]) -> None:
-        self.bound(arrays, symbols, tensors[0].device)(tensors)
+        self.bound(arrays, symbols, tensors[0].device)([], lambda: tensors)
 
-    def bound(
-        self, arrays: Sequence[InMemory], symbols: Sequence[int], device: torch.device
-    ) -> Callable[[Sequence[InMemory]], None]:
-        """The call with everything but its tensors."""
+    def bound(self, arrays: Sequence[InMemory], symbols: Sequence[int], device: torch.device) -> Execute:
+        """The call with everything but its memory."""
         rows = [whole(arrays[k]) for k in self._rows]
         run, places, kind = FUNCTIONS[self.call.function].bound(*rows, **dict(self.call.keywords)), self._places, device.type
 
-        def execute(tensors: Sequence[InMemory]) -> None:
+        def execute(_: list[int], memory: Callable[[], Sequence[InMemory]]) -> None:
+            tensors = memory()
             given = [whole(tensors[k]) for k in places]
             # Gradients are those of the program, and it determines the dtypes that it computes in.
             with torch.no_grad(), torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
