@@ -508,7 +508,8 @@ class FusionStage(CompiledStage):
             return self.sized(call, self._tuned(call, backend))
         facts = self._facts
         longest = None if facts is None else self.binder.known_longest(call, facts.ragged)
-        key = (backend, call.numbers, longest, call.device, call.hints, torch.get_num_threads(), is_batch_invariant())
+        modes = (torch.get_num_threads(), is_batch_invariant(), is_deterministic())
+        key = (backend, call.numbers, longest, call.device, call.hints, *modes)
         found = self._sizes.get(key)
         if found is None:
             built = self._named_or_usual(call, backend)
