@@ -447,3 +447,15 @@ DTYPES = (
 def carried_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that values are computed in: float32 for 16-bit floats, otherwise unchanged."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def rounding_of(value: Value) -> Value | None:
+    """What a value rounds to 16 bits; None if it is not a rounding.
+
+    >>> x = argument("x", torch.float32)
+    >>> print(rounding_of(call("cast", x, dtype=torch.bfloat16)), rounding_of(x))
+    x None
+    """
+    if not isinstance(value, Call) or value.function != "cast" or carried_dtype(value.dtype) == value.dtype:
+        return None
+    return value.args[0] if value.args[0].dtype.is_floating_point else None

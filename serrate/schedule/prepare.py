@@ -232,6 +232,22 @@ def gather_operands(recorder: Recorder) -> None:
             recorder.attempt("inline", phase.name)
 
 
+def round_operands(recorder: Recorder) -> None:
+    """What matrix products round to 16 bits is stored with those, if nothing else reads it; a copy of 16 bits is not made at all."""
+    for phase in list(recorder.program.phases):
+        stored = _stored(phase)
+        readers = [p for p in recorder.program.phases if stored is not None and stored.tensor in {t.memory for t in p.reads}]
+        if stored is None or not all(_multiplies(describe(recorder.program, p.name)) for p in readers):
+            continue
+        if recorder.attempt("store_rounded", phase.name) and isinstance(stored.value, Read) and stored.value.dtype.itemsize == 2:
+            recorder.attempt("inline", phase.name)
+
+
+def _multiplies(shape: Shape) -> bool:
+    """Whether a phase is a matrix product, or a contraction of a ragged product."""
+    return shape.is_product or shape.row_product is not None or contracted(shape.leaf) is not None
+
+
 def contract_products(recorder: Recorder) -> bool:
     """Contractions along one side of a ragged product: computes the elements that are summed in place, a block at a time.
 

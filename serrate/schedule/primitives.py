@@ -39,7 +39,7 @@ from serrate.ir.tile import (
     walk,
     written_at,
 )
-from serrate.ir.values import Index, Place, Places, Read, Role, Tensor, Value, read, reindex
+from serrate.ir.values import Call, Index, Place, Places, Read, Role, Tensor, Value, read, reindex, rounding_of
 from serrate.schedule import block_loops, cutting, partitions, pivots, short_rows, statistics, weighted_sums
 from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
 from serrate.schedule.hand import check_no_rows, check_order, check_partition, check_resize, check_swizzle
@@ -585,6 +585,26 @@ def repeat(program: TileProgram, tensor: str, *readers: str) -> TileProgram:
     return program.with_phases((*phases[:first], Phase(new.name, nest(loops, copy)), *phases[first:]))
 
 
+def store_rounded(program: TileProgram, tensor: str) -> TileProgram:
+    """t = f;  g(bf16(t))   ->   t = bf16(f);  g(t)   (t has 16 bits in memory, because all readers round it to them)
+
+    The same bits: a value is rounded to the dtype of its memory, once instead of by each reader.
+    """
+    _, leaf = _loops(program, tensor)
+    old = leaf.targets[0]
+    if not isinstance(leaf, Store) or old.role is not Role.SCRATCH:
+        raise ScheduleError(f"store_rounded: {tensor} is not an elementwise intermediate result")
+    values = [v for p in program.phases for each in p.leaves for value in each.values for v in value.walk()]
+    reads = {v for v in values if isinstance(v, Read) and v.tensor.memory is old}
+    roundings = {v for v in values if rounding_of(v) in reads}
+    plain = {a for v in values if isinstance(v, Call) and v not in roundings for a in v.args}
+    plain |= {value for p in program.phases for each in p.leaves for value in each.values}
+    dtypes = {v.dtype for v in roundings}
+    if len(dtypes) != 1 or reads & plain or {rounding_of(v) for v in roundings} != reads:
+        raise ScheduleError(f"store_rounded: not all readers of {tensor} round it to the same 16 bits")
+    return _with_tensor(program, old, replace(old, dtype=dtypes.pop()))
+
+
 def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> TileProgram:
     """t in memory [6]   ->   t in memory [2, 4]   (`allocate t split d 4`; also `merge a b`, and `reorder` of all dims)
 
@@ -633,7 +653,7 @@ def _with_tensor(program: TileProgram, old: Tensor, new: Tensor) -> TileProgram:
 
     def swap(tensor: Tensor) -> Tensor:
         if tensor.base is old and tensor not in views:
-            views[tensor] = replace(tensor, base=new, storage=new.storage)
+            views[tensor] = replace(tensor, base=new, storage=new.storage, dtype=new.dtype)
         return views.get(tensor, tensor)
 
     def moved(value: Value) -> Value | None:
@@ -765,6 +785,7 @@ PRIMITIVES: dict[str, Callable[..., TileProgram]] = {
             delay,
             gather,
             repeat,
+            store_rounded,
             allocate,
             fuse,
         ),

@@ -49,6 +49,8 @@ class Target:
     """The most elements of the blocks of sums that a worker holds: several products that meet in one result share them."""
     gathers_operands: bool
     """Whether a product should read the rows of an operand at computed indices itself, rather than from a copy."""
+    rounds_operands: bool
+    """Whether an operand of products that is computed before them should have the 16 bits that they take in memory."""
     contraction: tuple[int, int]
     """The block of a ragged product in a contraction: positions of the kept and of the summed side."""
     rows_together: int
@@ -102,6 +104,8 @@ CPU = Target(
     sums=1 << 24,
     # Rows of a block must be evenly spaced: they would be copied for each block of columns.
     gathers_operands=False,
+    # Products convert a block of an operand as they copy it.
+    rounds_operands=False,
     contraction=(128, 128),
     rows_together=8,
     grouped=1024,
@@ -137,6 +141,7 @@ GPU = Target(
     row_product=(128, 128, 64),
     sums=32768,
     gathers_operands=True,
+    rounds_operands=True,
     contraction=(64, 64),
     rows_together=4,
     grouped=512,

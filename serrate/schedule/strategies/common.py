@@ -16,7 +16,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.tile import GRID, LANES, Accumulate, Phase, Scan, Store, TileProgram, chain, walk
 from serrate.ir.values import Place, Read, Role, domains_of
 from serrate.schedule.plan import Recorder, Sized
-from serrate.schedule.prepare import RowProduct, Shape, describe, gather_operands, reduced_loops
+from serrate.schedule.prepare import RowProduct, Shape, describe, gather_operands, reduced_loops, round_operands
 from serrate.schedule.primitives import goes_in_order
 from serrate.schedule.strategies.contractions import contractions, schedule_contraction
 from serrate.schedule.strategies.kernels import Lanes
@@ -441,6 +441,8 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     if recorder.program.axes:
         rows.kernel(recorder, target, lanes or {})
         return
+    if target.rounds_operands:
+        round_operands(recorder)
     if target.gathers_operands:
         gather_operands(recorder)
     found = shapes(recorder.program)
