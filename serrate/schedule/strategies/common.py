@@ -106,7 +106,7 @@ def warps_for(program: TileProgram, target: Target, *, small: bool = False) -> i
     found = shapes(program)
     reducing = [s for s in found if s.reduces_rows]
     blocks = [s for s in reducing if not _is_simple(s.leaf)]
-    products = [s for s in found if s.is_product]
+    products = [s for s in found if s.is_product or s.row_product is not None]
     if products:
         # Blocks of ragged products are small, and several programs share a multiprocessor.
         ragged = all(len(s.own_rows) > 1 and width(s, target) <= RAGGED_WIDTH for s in products)
@@ -251,13 +251,13 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
 
 
 def _finish_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain, ...], target: Target) -> None:
-    """Combines partial results along the first dim, in order, by one worker."""
+    """Combines partial results along the first dim, in order: those of an element by one worker."""
     first = domains[0].name
     kept, _, lanes = lane_regular(recorder, Shape(shape.phase, shape.leaf, None, None, domains[1:], shape.reduced), target)
     if target.finish > 1:
         recorder.do("split", shape.phase, first, finished_at_once(shape, width(shape, target) if domains[1:] else 1, target))
         first, lanes = f"{first}o", [f"{first}i", *lanes]
-    finish_loops(recorder, shape.phase, [*kept, first, *lanes], [], lanes)
+    finish_loops(recorder, shape.phase, [*kept, first, *lanes], kept if target.many_workers else [], lanes)
 
 
 def finished_at_once(shape: Shape, across: int, target: Target) -> Sized:
@@ -325,8 +325,9 @@ def schedule_product(
     finish_loops(recorder, shape.phase, [*kept, *serial, *lanes], kept[:grid], lanes)
 
 
-FEW_BLOCKS, LONG_SUM = 32, 4096
-"""A row product with fewer blocks of results than this is summed in parts of so many positions, to occupy all workers."""
+FEW_BLOCKS, FEW_OF_MANY, LONG_SUM = 32, 128, 4096
+"""A row product with fewer blocks of results than this (the second if there are hundreds of workers) is summed in parts of so many
+positions, to occupy all workers."""
 
 
 def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, target: Target) -> None:
@@ -338,7 +339,7 @@ def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, ta
     ]
     phase, depth, serial = shape.phase, found.depth.name, list[str]()
     count = prod(-(-(d.extent_expr.value or size) // size) for d, size in zip((found.rows, found.columns), sizes, strict=True))
-    if shape.component is None and count < FEW_BLOCKS:
+    if shape.component is None and count < (FEW_OF_MANY if target.many_workers else FEW_BLOCKS):
         recorder.do(
             "split", phase, depth, Sized(LONG_SUM, f"the result has only {count} blocks: parts of the sum occupy all workers")
         )
