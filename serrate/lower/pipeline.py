@@ -19,6 +19,7 @@ from serrate.lower.blocks import blocks
 from serrate.lower.limits import limits_of
 from serrate.lower.passes.collect import collect
 from serrate.lower.passes.end_loops import end_loops
+from serrate.lower.passes.factor_operands import factor_operands
 from serrate.lower.passes.gathers import gathers
 from serrate.lower.passes.guess_maxima import guess_maxima
 from serrate.lower.passes.hoist_guards import hoist_guards
@@ -54,6 +55,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (target.power_of_two_lanes, functools.partial(pad_lanes, least=target.least_matmul)),
         # compute costly parts of operands once for several matrix products
         (target.lanes_in_order, share_operands),
+        # compute operands of matrix products by fewer operations
+        (not target.lanes_in_order, factor_operands),
         # folds of lanes are loops
         (not target.folds, unfold),
         # do not compute lanes of private blocks that nothing reads

@@ -272,6 +272,8 @@ class _TritonPrinter:
         """Private blocks that are products of 16-bit blocks."""
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
+        self.read_blocks: dict[tuple[int, frozenset[Lane], Guard], tuple[str, Lanes]] = {}
+        """Blocks of products that were read in the body at hand, and along which lanes: another product may take one transposed."""
         self.preferred: dict[int, float] = {}
         """What loads, by id, should give where their statement is masked off."""
         self.others: dict[str, float] = {}
@@ -288,6 +290,7 @@ class _TritonPrinter:
         lanes = dict.fromkeys(lane for n in every for lane in (*getattr(n, "lanes", ()), *_counted(n)))
         self.blocks = {n.local.name: n.local for n in every if isinstance(n, Declare)}
         self.last_reads, self.loop = _last_reads(body), 0
+        self.written = {n.tensor for n in every if isinstance(n, Write)}
         for lane in lanes:
             self.lanes_of[lane.symbol] = (lane,)
             # Two loops over one domain may have blocks of different sizes.
@@ -526,6 +529,7 @@ class _TritonPrinter:
         self.put(head)
         self.indent += 1
         outer, self.shared = self.shared, {}
+        blocks, self.read_blocks = self.read_blocks, {}
         factors = {**self.factors}
         for local in (x for node in nodes(tuple(body)) for x in written_by(node)):
             # In a second iteration it holds what the first has left.
@@ -537,7 +541,7 @@ class _TritonPrinter:
                 self._node(node)
         if not body or all(isinstance(n, Prefetch) for n in body):
             self.put("pass")
-        self.shared, self.factors = outer, factors
+        self.shared, self.factors, self.read_blocks = outer, factors, blocks
         self.indent -= 1
         for node in nodes(tuple(body)):
             for local in (*written_by(node), *([node.local] if isinstance(node, Declare) else [])):
@@ -549,9 +553,9 @@ class _TritonPrinter:
         if plain:
             self.put(f"if {' & '.join(f'({self._condition(g, ())})' for g in plain)}:")
             self.indent += 1
-            outer, self.shared = self.shared, {}
+            outer, blocks, self.shared, self.read_blocks = self.shared, self.read_blocks, {}, {}
             self._operation(replace(node, guard=tuple(g for g in node.guard if g not in plain)))
-            self.shared = outer
+            self.shared, self.read_blocks = outer, blocks
             self.indent -= 1
             for local in written_by(node):
                 self._forget(local.name)
@@ -976,7 +980,7 @@ class _TritonPrinter:
             return self.factors[id(value), lanes, own], value.dtype
         wide = carried_dtype(value.dtype)
         if isinstance(value, Load) and self._pointer(value.tensor, value.index, lanes)[1] == set(lanes):
-            return self.value(value, lanes, own, raw=not self.interpreted), wide if self.interpreted else value.dtype
+            return self._read_once(value, lanes, own), wide if self.interpreted else value.dtype
         # What a prologue makes of a masked zero need not be zero.
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)
@@ -986,6 +990,17 @@ class _TritonPrinter:
         if rounded and not self.interpreted:
             return f"({text}).to({TYPES[value.dtype]})", value.dtype
         return text, wide
+
+
+    def _read_once(self, value: Load, lanes: Lanes, guard: Guard) -> str:
+        """A block of a product in memory, transposed if another product has read it along the other lane."""
+        key = (id(value), frozenset(lanes), guard)
+        changes = value.tensor in self.written or any(isinstance(e, Element) and e.array.local for x in value.index for e in x.walk())
+        if key not in self.read_blocks or changes:
+            self.read_blocks[key] = self.value(value, lanes, guard, raw=not self.interpreted), lanes
+            self.kept.append(value)
+        name, order = self.read_blocks[key]
+        return name if order == lanes else f"tl.trans({name})"
 
 
 def _only_loop(body: Sequence[Node]) -> For | None:
