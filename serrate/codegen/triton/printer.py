@@ -23,6 +23,7 @@ from serrate.codegen.expressions import OPERATORS, Spelling, divisor, written
 from serrate.codegen.names import Reserved, identifier, renamed, spellings
 from serrate.codegen.triton.addresses import is_narrow, multiplied, place_of, reach
 from serrate.errors import VerificationError
+from serrate.ir.conditions import conditions_of
 from serrate.ir.expr import Array, Element, Expr, Less, Search, Sum, Symbol, const, minimum
 from serrate.ir.expr import symbol as new_symbol
 from serrate.ir.loops import (
@@ -487,6 +488,8 @@ class _TritonPrinter:
                 if not isinstance(value, Load) or value.tensor in written or self.interpreted:
                     continue
                 own = self._own(dot.guard, lanes)
+                if (id(value), lanes, own) in self.factors:
+                    continue
                 exprs = [*value.index, *(side for g in (*own, *value.guard) for side in (g.left, g.right))]
                 locals_ = any(isinstance(e, Element) and e.array.local for x in exprs for e in x.walk())
                 plain = self._pointer(value.tensor, value.index, lanes)[1] == set(lanes)
@@ -750,6 +753,10 @@ class _TritonPrinter:
         if isinstance(value, Existing):
             return self._existing(value, lanes)
         assert isinstance(value, Call), value
+        asked, rest = conditions_of(value) if value.function in ("lt", "le", "gt", "ge") else ((), value)
+        if asked and rest is None:
+            # A comparison of positions: lanes have 32 bits.
+            return f"({self._condition(asked[0], lanes)})"
         args = [self.value(a, lanes, guard) for a in value.args]
         if value.function == "cast":
             return self._cast(value, args[0])

@@ -15,7 +15,7 @@ worker share are tested once before its body, and so are read conditions that ar
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -42,7 +42,7 @@ from serrate.ir.loops import (
     with_bodies,
     written_by,
 )
-from serrate.ir.solve import end_of, loosest, possible, start_of
+from serrate.ir.solve import certain, end_of, loosest, possible, start_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Value
 from serrate.lower.facts import Facts
@@ -107,7 +107,9 @@ class _Ending:
             return (changed(loop, body=self.body(loop.body, facts.and_(Less(loop.symbol, loop.extent)))),)
         extent = loop.extent if found.end is None else minimum(loop.extent, found.end)
         asked = tuple(g for g in found.asked if not facts.holds(g)) if self.branches else ()
-        inner = settled(loop.body, (*asked, *found.met))
+        # Where there are no branches, a condition that holds from the start on would still be a mask.
+        met = found.met if self.branches else [*found.met, *found.begun()]
+        inner = settled(loop.body, (*asked, *met))
         body = self.body(inner, facts.and_(*asked, Less(loop.symbol, extent)))
         if found.start is not None:
             first = maximum(found.start, 0)
@@ -227,6 +229,16 @@ class _End:
         start = None if loose is None or self.alone or self.own.mentioned(loose) else start_of(loose, self.loop.symbol)
         if start is not None:
             self.start = start if self.start is None else maximum(self.start, start)
+
+    def begun(self) -> Iterator[Less]:
+        """The conditions that hold in all lanes wherever the loop runs, because of where it starts."""
+        loop, start = self.loop.symbol, self.start
+        asked = dict.fromkeys(g for s in self.guarded for g in s.guard if start is not None and loop in g.right.symbols)
+        for guard in asked:
+            sure = certain(guard, self.lanes.keys())
+            since = None if sure is None or self.own.mentioned(sure) else start_of(sure, loop)
+            if start is not None and since is not None and (apart := (since - start).value) is not None and apart <= 0:
+                yield guard
 
     def _longest(self, limit: Expr, along: list[Lane]) -> tuple[Expr, list[Node]]:
         """The bound for several rows in lanes: the longest of them."""

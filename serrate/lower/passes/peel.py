@@ -1,4 +1,4 @@
-"""Peel: a loop that computes runs without masks up to the first block that is not whole.
+"""Peel: a loop that computes runs without masks between the blocks at its ends that are not whole.
 
 In: a loop program. Out: the same; a loop whose statements are guarded at its end becomes two, the first of which has no such
 guards. Masks cost arithmetic units as much as a softmax does, and most blocks of a long row are whole:
@@ -7,25 +7,29 @@ guards. Masks cost arithmetic units as much as a softmax does, and most blocks o
                                                                       serial k < whole:      t += a[k*64 + i] * ..
                                                                       k = whole, if whole < e:
                                                                           t += a[k*64 + i] * ..  where k*64 + i < n
+
+Conditions that only hold from some block on, such as those of queries that see a key, are met by a loop before these two. A
+select by such a condition, as of a causal mask, is decided in whole blocks.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
+from serrate.ir.conditions import conditions_of
 from serrate.ir.expr import Expr, FloorDiv, Less, Minimum, Symbol, const, maximum, minimum, symbol
 from serrate.ir.loops import Bind, Declare, Dot, For, If, Load, LoopProgram, Node, While, nodes, values_of
-from serrate.ir.solve import certain, end_of
+from serrate.ir.solve import certain, end_of, start_of
 from serrate.ir.tile import GRID
-from serrate.ir.values import Call, Role
+from serrate.ir.values import Call, Role, Value, call, rewrite
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, effects, inward, kept, names_in, per_kernel
+from serrate.lower.passes.common import Body, Effect, effects, inward, kept, names_in, per_kernel, with_values
 from serrate.lower.passes.end_loops import settled
 
 
 def peel(program: LoopProgram) -> LoopProgram:
-    """Takes the blocks at the end of rows out of loops."""
+    """Takes the blocks at the ends of rows out of loops."""
     names = Names(program)
     return per_kernel(program, lambda k: _body(k.body, names))
 
@@ -50,19 +54,37 @@ def _computes(loop: For) -> bool:
 
 
 def _peeled(loop: For, names: Names) -> list[Node]:
-    ends = {g: end for g in _guards(loop) if (end := _whole_until(g, loop)) is not None}
-    if not ends:
+    guards = _guards(loop)
+    ends = {g: end for g in guards if (end := _bound(g, loop, end_of)) is not None}
+    starts = {g: start for g in guards if g not in ends and (start := _bound(g, loop, start_of)) is not None}
+    if not ends and not starts:
         return [loop]
+    inner = _decided(settled(loop.body, {**ends, **starts}.keys()), {**ends, **starts}.keys())
+    begin, before = const(0), list[Node]()
+    if starts:
+        begin = symbol(names.of((loop, "first"), f"first_{loop.symbol}"), 0)
+        first = functools.reduce(maximum, dict.fromkeys(starts.values()), const(0))
+        before = [
+            Bind(begin, maximum(minimum(first, loop.extent), const(0)), (), ()),
+            For(loop.symbol, begin, loop.kind, loop.body, begin, brief=True),
+        ]
     whole = symbol(names.of(loop, f"whole_{loop.symbol}"), 0)
     # Nothing is whole in a row that ends before it begins.
-    limit = maximum(functools.reduce(minimum, dict.fromkeys(ends.values()), loop.extent), const(0))
-    first = For(loop.symbol, whole, loop.kind, settled(loop.body, ends.keys()), whole)
-    named = Bind(whole, limit, (), ())
-    if all(_at_most_one_apart(loop.extent, end) for end in ends.values()):
-        return [named, first, If((Less(whole, loop.extent),), (Bind(loop.symbol, whole, (), ()), *loop.body), ())]
+    limit = maximum(functools.reduce(minimum, dict.fromkeys(ends.values()), loop.extent), begin)
+    before.append(Bind(whole, limit, (), ()))
+    if starts:
+        step = symbol(names.of((loop, "step"), f"step_{loop.symbol}"), 0)
+        before.append(For(step, whole - begin, loop.kind, (Bind(loop.symbol, begin + step, (), ()), *inner), whole - begin))
+    else:
+        before.append(For(loop.symbol, whole, loop.kind, inner, whole))
+    if not ends:
+        return before
+    last = _decided(settled(loop.body, starts.keys()), starts.keys())
+    if not starts and all(_at_most_one_apart(loop.extent, end) for end in ends.values()):
+        return [*before, If((Less(whole, loop.extent),), (Bind(loop.symbol, whole, (), ()), *last), ())]
     rest = symbol(names.of((loop, "rest"), f"rest_{loop.symbol}"), 0)
-    left, body = loop.extent - whole, (Bind(loop.symbol, whole + rest, (), ()), *loop.body)
-    return [named, first, For(rest, left, loop.kind, body, left, brief=True)]
+    left, body = loop.extent - whole, (Bind(loop.symbol, whole + rest, (), ()), *last)
+    return [*before, For(rest, left, loop.kind, body, left, brief=True)]
 
 
 def _at_most_one_apart(extent: Expr, end: Expr) -> bool:
@@ -77,15 +99,17 @@ def _at_most_one_apart(extent: Expr, end: Expr) -> bool:
 
 
 def _guards(loop: For) -> dict[Less, None]:
-    """The conditions in a loop that depend on its position."""
+    """The conditions in a loop that depend on its position: of statements and reads, and those that decide a select."""
     statements = effects(loop.body)
-    loads = (v for s in statements for value in values_of(s) for v in value.walk() if isinstance(v, Load))
-    found = (g for each in (*statements, *loads) for g in each.guard)
+    values = [v for s in statements for value in values_of(s) for v in value.walk()]
+    found = [g for each in (*statements, *(v for v in values if isinstance(v, Load))) for g in each.guard]
+    found += (g for v in values if isinstance(v, Call) and v.function == "where" for g in conditions_of(v.args[0])[0])
     return {g: None for g in found if loop.symbol in g.symbols}
 
 
-def _whole_until(condition: Less, loop: For) -> Expr | None:
-    """The first position of a loop at which a condition may fail in some lane, if it then fails from there on."""
+def _bound(condition: Less, loop: For, solved: Callable[[Less, Symbol], Expr | None]) -> Expr | None:
+    """The first position of a loop at which a condition may fail in some lane, if it then fails from there on; or the first from
+    which on it holds in all lanes."""
     lanes = {lane.symbol: lane.size for s in effects(loop.body) for lane in s.lanes}
     own = {n.local.name for n in nodes(loop.body) if isinstance(n, Declare)} | {s.name for s in _inside(loop)}
     if any(s in lanes and (s.bounds[1] is None or s.bounds[1] < lanes[s] - 1) for s in condition.symbols):
@@ -93,7 +117,25 @@ def _whole_until(condition: Less, loop: For) -> Expr | None:
     sure = certain(condition, lanes.keys())
     if sure is None or names_in(sure.left, sure.right) & own:
         return None
-    return end_of(sure, loop.symbol)
+    return solved(sure, loop.symbol)
+
+
+def _decided(body: Body, known: Collection[Less]) -> Body:
+    """Statements whose selects by conditions that are known to hold are decided."""
+
+    def change(v: Value) -> Value | None:
+        if not isinstance(v, Call) or v.function != "where":
+            return None
+        asked, left = conditions_of(v.args[0])
+        if not asked or not all(g in known for g in asked):
+            return None
+        there, other = (rewrite(arg, change) for arg in v.args[1:])
+        return there if left is None else call("where", left, there, other, dtype=v.dtype)
+
+    def part(body: Body) -> Body:
+        return kept(body, (with_values(n, change) if isinstance(n, Effect) else inward(n, part) for n in body))
+
+    return part(body)
 
 
 def _inside(loop: For) -> Iterator[Symbol]:
