@@ -57,8 +57,11 @@ def rounded(size: int, target: Target) -> Sized:
     return Sized(found, why if found == size else f"{why}, rounded up to a power of two")
 
 
-def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list[str], list[str], list[str]]:
-    """Makes the innermost regular dim lanes, split if it is wide. Other dims, and loops over rows, stay as they are.
+def lane_regular(
+    recorder: Recorder, shape: Shape, target: Target, outer: frozenset[int] = frozenset()
+) -> tuple[list[str], list[str], list[str]]:
+    """Makes the innermost regular dim lanes, split if it is wide. Other dims, and loops over rows, stay as they are, and so do
+    dims that are `outer` ones of the program.
 
     Returns the names of loops that are kept, loops that are reduced, and lanes.
     """
@@ -67,7 +70,7 @@ def lane_regular(recorder: Recorder, shape: Shape, target: Target) -> tuple[list
     lanes: list[str] = []
     for k, domain in enumerate(shape.regular):
         goal = reduced if domain.uid in shape.reduced else kept
-        if k < len(shape.regular) - 1 or domain.is_ragged or _of_rows(domain):
+        if k < len(shape.regular) - 1 or domain.is_ragged or domain.uid in outer or _of_rows(domain):
             goal.append(domain.name)
             continue
         size = lanes_of(domain, target, target.widest)
@@ -457,9 +460,11 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     looked_up = {shape.regular[-1].uid for shape in left if shape.regular and _looks_up(shape)}
     narrow = replace(target, widest=min(target.widest, target.gathered))
     meetings = _meetings(left)
+    # What contractions need beside them, with or without features, is computed for the heads of one grid.
+    heads = frozenset(d.uid for each in together for d in each.outer) if target.column_bytes else frozenset[int]()
     for shape in left:
         own = narrow if any(d.uid in looked_up for d in shape.regular) else target
-        _schedule_phase(recorder, shape, left, _of_sums(own, shape, meetings), rows)
+        _schedule_phase(recorder, shape, left, _of_sums(own, shape, meetings), rows, heads)
     for meeting in meetings:
         recorder.attempt("gather", *(shape.phase for shape in meeting))
     fuse_neighbours(recorder)
@@ -491,7 +496,9 @@ def of_sixteen_bits(shapes: Sequence[Shape]) -> bool:
     return bool(found) and all(dtype.itemsize == 2 for dtype in found)
 
 
-def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target, rows: RowLoops) -> None:
+def _schedule_phase(
+    recorder: Recorder, shape: Shape, shapes: Sequence[Shape], target: Target, rows: RowLoops, outer: frozenset[int]
+) -> None:
     by_rows = shape.row_product
     if by_rows is not None:
         schedule_row_product(recorder, shape, by_rows, target)
@@ -510,13 +517,13 @@ def _schedule_phase(recorder: Recorder, shape: Shape, shapes: Sequence[Shape], t
         rows.product(recorder, shape, target)
     elif _factored_lanes(recorder, shape, target):
         for name in (f"{shape.leaf.targets[0].name}_{shape.regular[-1].name}", shape.phase):
-            _schedule_phase(recorder, describe(recorder.program, name), shapes, target, rows)
+            _schedule_phase(recorder, describe(recorder.program, name), shapes, target, rows, outer)
     else:
         # Inner rows of a product are taken one by one, and so are values with one element per inner row.
         is_line = shape.ragged.uid in _lines(shapes) and not shape.reduces_rows
         block = None if is_line else _positions(rows.tile, shape, shapes, target)
         for phase, size in rows.cut(recorder, shape, block, target):
-            _schedule_rows(recorder, replace(shape, phase=phase), target, rows, size)
+            _schedule_rows(recorder, replace(shape, phase=phase), target, rows, size, outer)
 
 
 def _positions(asked: int | None, shape: Shape, shapes: Sequence[Shape], target: Target) -> int:
@@ -552,13 +559,15 @@ def _lines(shapes: Sequence[Shape]) -> set[int]:
     return {s.own_rows[0].uid for s in shapes if len(s.own_rows) > 1}
 
 
-def _schedule_rows(recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int | None) -> None:
+def _schedule_rows(
+    recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int | None, outer: frozenset[int]
+) -> None:
     phase = shape.phase
     grid, serial, own = rows.per_row(recorder, shape, block)
     rest = _left(recorder, shape, [*grid, *serial, *own])
     # Loops outside the row stay outside: a row is read from start to end.
     outside = _outside(recorder, phase, serial)
-    kept, reduced, lanes = lane_regular(recorder, rest, target)
+    kept, reduced, lanes = lane_regular(recorder, rest, target, outer)
     if target.column_bytes:
         columns = [d.name for d in rest.regular if not d.is_ragged]
         shared = [n for n in kept if n in columns or n.removesuffix("o") in columns]
