@@ -233,7 +233,7 @@ def gather_operands(recorder: Recorder) -> None:
 
 
 def round_operands(recorder: Recorder) -> None:
-    """What matrix products round to 16 bits is stored with those, if nothing else reads it; a copy of 16 bits is not made at all."""
+    """What only matrix products read, rounded to 16 bits, is stored rounded; what has 16 bits already is not copied at all."""
     for phase in list(recorder.program.phases):
         stored = _stored(phase)
         readers = [p for p in recorder.program.phases if stored is not None and stored.tensor in {t.memory for t in p.reads}]

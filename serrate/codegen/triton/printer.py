@@ -274,7 +274,7 @@ class _TritonPrinter:
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
         self.read_blocks: dict[tuple[int, frozenset[Lane], Guard], tuple[str, Lanes]] = {}
-        """Blocks of products that were read in the body at hand, and along which lanes: another product may take one transposed."""
+        """Blocks of products that were read in the body at hand, and their lanes: another product may take one transposed."""
         self.preferred: dict[int, float] = {}
         """What loads, by id, should give where their statement is masked off."""
         self.others: dict[str, float] = {}
@@ -998,11 +998,12 @@ class _TritonPrinter:
             return f"({text}).to({TYPES[value.dtype]})", value.dtype
         return text, wide
 
-
     def _read_once(self, value: Load, lanes: Lanes, guard: Guard) -> str:
         """A block of a product in memory, transposed if another product has read it along the other lane."""
         key = (id(value), frozenset(lanes), guard)
-        changes = value.tensor in self.written or any(isinstance(e, Element) and e.array.local for x in value.index for e in x.walk())
+        changes = value.tensor in self.written or any(
+            isinstance(e, Element) and e.array.local for x in value.index for e in x.walk()
+        )
         if key not in self.read_blocks or changes:
             self.read_blocks[key] = self.value(value, lanes, guard, raw=not self.interpreted), lanes
             self.kept.append(value)

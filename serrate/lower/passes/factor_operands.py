@@ -87,9 +87,9 @@ def _split(operand: Value) -> tuple[Value, float | None]:
         inner, scale = _split(operand.args[0])
         return (operand, None) if scale is None else (call("cast", inner, dtype=operand.dtype), scale)
     if operand.function == "mul":
-        for value, scale in (operand.args, operand.args[::-1]):
-            if isinstance(scale, Constant) and isinstance(value, Call) and value.dtype == operand.dtype:
-                return value, float(scale.number)
+        for value, number in (operand.args, operand.args[::-1]):
+            if isinstance(number, Constant) and isinstance(value, Call) and value.dtype == operand.dtype:
+                return value, float(number.number)
     return operand, None
 
 

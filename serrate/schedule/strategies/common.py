@@ -329,8 +329,8 @@ def schedule_product(
 
 
 FEW_BLOCKS, FEW_OF_MANY, LONG_SUM = 32, 128, 4096
-"""A row product with fewer blocks of results than this (the second if there are hundreds of workers) is summed in parts of so many
-positions, to occupy all workers."""
+"""A row product with fewer blocks of results than this (the second, if there are hundreds of workers) is summed in parts of so
+many positions, to occupy all workers."""
 
 
 def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, target: Target) -> None:
