@@ -336,10 +336,11 @@ many positions, to occupy all workers."""
 def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, target: Target) -> None:
     """Schedules a matrix product that sums over rows: blocks of the result on the grid, each summed over all positions. If all
     rows are summed and the result has few blocks, parts of the rows are summed first, and then combined in order."""
-    sizes = [
-        max(lanes_of(d, target, most), target.least_matmul)
-        for d, most in zip((found.rows, found.columns), target.row_product, strict=False)
-    ]
+    m, n, k = target.row_product
+    if target.many_workers and max(r.dtype.itemsize for r in shape.leaf.values[0].reads) > 2:
+        # Matrix units take 16 bits. Other products hold blocks of operands in registers, too.
+        n = min(m, n)
+    sizes = [max(lanes_of(d, target, most), target.least_matmul) for d, most in ((found.rows, m), (found.columns, n))]
     phase, depth, serial = shape.phase, found.depth.name, list[str]()
     count = prod(-(-(d.extent_expr.value or size) // size) for d, size in zip((found.rows, found.columns), sizes, strict=True))
     if shape.component is None and count < (FEW_OF_MANY if target.many_workers else FEW_BLOCKS):
@@ -348,10 +349,8 @@ def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, ta
         )
         recorder.do("rfactor", phase, f"{depth}o")
         phase, serial, depth = f"{shape.leaf.targets[0].name}_{depth}o", [f"{depth}o"], f"{depth}i"
-    for domain, size in zip((found.rows.name, found.columns.name, depth), (*sizes, target.row_product[2]), strict=True):
-        recorder.do(
-            "split", phase, domain, Sized(size, "blocks of a product over rows are {} x {} x {}".format(*target.row_product))
-        )
+    for domain, size in zip((found.rows.name, found.columns.name, depth), (*sizes, k), strict=True):
+        recorder.do("split", phase, domain, Sized(size, f"blocks of a product over rows are {m} x {n} x {k}"))
     inner = {found.rows.name, found.columns.name, found.depth.name}
     others = [d.name for d in shape.domains if d.name not in inner]
     blocks = [f"{found.rows.name}o", f"{found.columns.name}o"]
