@@ -133,7 +133,7 @@ def test_attention(size: int, dtype: torch.dtype, causal: bool) -> None:
 
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [64], [129]], ids=str)
 def test_causal_attention_of_few_sequences(lengths: list[int]) -> None:
-    given = [drawn(sum(lengths), 1, 64, dtype=torch.bfloat16, seed=k) for k in range(3)]
+    given = [drawn(sum(lengths), 2, 64, dtype=torch.bfloat16, seed=k) for k in range(3)]
     found = gradients(attend(True), lengths, given, [], given)
     close(found, by_hand(one_sequence(True), lengths, given, []))
 
