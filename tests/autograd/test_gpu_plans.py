@@ -194,7 +194,7 @@ def test_whole_blocks_of_attention_have_no_masks(causal: bool, built: list[Trito
 
 
 def test_numbers_that_scale_an_operand_scale_the_sums(built: list[TritonExecutable]) -> None:
-    given = [drawn(5, 1, 64, dtype=torch.bfloat16, seed=k) for k in range(3)]
+    given = [drawn(5, 2, 64, dtype=torch.bfloat16, seed=k) for k in range(3)]
     gradients(attend(False), [5], given, [], given)
     every = [n for kernel in built[-1].program.kernels for n in nodes(kernel.body)]
     operands = [str(side) for n in every if isinstance(n, Dot) for side in (n.left, n.right)]
