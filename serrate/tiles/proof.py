@@ -2,9 +2,10 @@
 
 In: the program of a kernel. Out: the carried values for which this is not proven, and the inputs of a test.
 
-A recognised reduction does not depend on how a row is cut into tiles. For any other carried value, the kernel is run on random
-data with tiles of one position, three positions, and the whole row. If the results agree, this is tested, not proven; if not,
-the user must fix the tile size.
+A recognised reduction does not depend on how a row is cut into tiles, once its loop has ended; inside, it is that of the tiles so
+far. For a carried value that is read there, and for any that is not recognised, the kernel is run on random data with tiles of
+one position, three positions, and the whole row. If the results agree, this is tested, not proven; if not, the user must fix
+the tile size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 
 from serrate.errors import KernelError
+from serrate.ir.loops import Block, If, While, written_by
 from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements
+from serrate.lower.passes.common import blocks_read, names_in
 from serrate.tensor import JaggedTensor
 
 WHOLE = 512
@@ -31,8 +34,31 @@ def unproven(program: TileProgram) -> list[tuple[Axis, Carry]]:
         if isinstance(node, Loop) and node.kind is SERIAL:
             axis = program.axis_of(node.domain)
             if axis is not None and axis.block is None:
-                found |= {carry: axis for carry in node.carried if carry.reduction is None and carry not in found}
+                doubtful = (c for c in node.carried if c.reduction is None or _is_read(c, node))
+                found |= {carry: axis for carry in doubtful if carry not in found}
     return [(axis, carry) for carry, axis in found.items()]
+
+
+def _is_read(carry: Carry, loop: Loop) -> bool:
+    """Whether anything but its own update depends on a carried value inside its loop: what is stored, what decides a branch, or
+    another carried value."""
+    own = {local.name for local in carry.locals}
+    others = {local.name for each in loop.carried if each is not carry for local in each.locals}
+    reached, before = set(own), set[str]()
+    while reached != before:
+        before = set(reached)
+        for node in statements(loop.body):
+            if not isinstance(node, Block | If | While):
+                continue
+            tests = node.guard if isinstance(node, If | While) else ()
+            read = names_in(*(side for test in tests for side in (test.left, test.right))) if tests else blocks_read(node)
+            if not read & reached:
+                continue
+            written = {local.name for local in written_by(node)}
+            if not written or written & others:
+                return True
+            reached |= written
+    return False
 
 
 def tiles_to_try(env: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -85,7 +111,7 @@ def refusal(values: Sequence[tuple[Axis, Carry]], tiles: Sequence[int]) -> Kerne
     names = ", ".join(dict.fromkeys(str(c) for _, c in values))
     return KernelError(
         f"{names}, carried around {axis}, depends on how rows are cut into tiles: it is not a recognised reduction (sum, prod, "
-        "max, min, any, all, products, statistics rescaled by a maximum), and tiles of "
+        "max, min, any, all, products, statistics rescaled by a maximum) that is read after its loop, and tiles of "
         f"{', '.join(map(str, tiles))} positions give different results. Fix the tile, as in hl.tile(..., block_size=16), or "
         f"write {carry} as a reduction"
     )

@@ -423,6 +423,46 @@ def test_the_compiler_chooses_no_tile_that_would_mean_something(backend: str) ->
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_a_carried_value_that_is_read_inside_its_loop_depends_on_the_tile(backend: str) -> None:
+    @serrate.kernel
+    def stored(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.size(0)):
+            acc = hl.zeros([b])
+            for t in hl.tile(x.size(1)):
+                acc = acc + x[b, t].sum(1)
+                out[b, t] = x[b, t] * acc[:, None]
+        return out
+
+    @serrate.kernel
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for b in hl.tile(x.size(0)):
+            acc, total = hl.zeros([b]), hl.zeros([b])
+            for t in hl.tile(x.size(1)):
+                acc = acc + x[b, t].sum(1)
+                total = total + (x[b, t] * acc[:, None]).sum(1)
+            out[b] = total
+        return out
+
+    @serrate.kernel
+    def fixed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.size(0)):
+            acc = hl.zeros([b])
+            for t in hl.tile(x.size(1), block_size=1):
+                acc = acc + x[b, t].sum(1)
+                out[b, t] = x[b, t] * acc[:, None]
+        return out
+
+    x = torch.randn(3, 11)
+    for kernel in (stored, summed):
+        with pytest.raises(KernelError, match="depends on how rows are cut into tiles"):
+            kernel.on(backend)(x)
+    torch.testing.assert_close(fixed.on(backend)(x), x * x.cumsum(1))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
 def test_what_agrees_with_itself_is_tested_and_not_proven(backend: str) -> None:
     @serrate.kernel
     def roundabout(jt: JaggedTensor) -> torch.Tensor:
