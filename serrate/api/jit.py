@@ -42,7 +42,7 @@ from serrate.runtime.results import known_rows
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.torch_private import has_tangent, in_dual_level
+from serrate.tensor.torch_private import has_tangent, in_dual_level, in_transform, is_transformed
 from serrate.tuner.policy import EAGER, USUAL, Policy, retuning
 from serrate.tuner.record import Tuning
 
@@ -267,8 +267,8 @@ class Jitted:
         if kwargs:
             key += kwargs
             key_of(kwargs.values(), leaves, objects, other, key=key)
-        if in_dual_level():
-            _refuse_tangents(leaves)
+        if in_dual_level() or in_transform():
+            _refuse_transforms(leaves)
         return tuple(key)
 
     def _form(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], numbers: StructureNumbers) -> list[Any]:
@@ -468,13 +468,19 @@ def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | 
 def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
     """Extends the key of a call by its captured tensors, which follow the arguments."""
     further = key_of(outside, leaves, [], KEY_BY_VALUE, key=[*key])
-    if in_dual_level():
-        _refuse_tangents(leaves)
+    if in_dual_level() or in_transform():
+        _refuse_transforms(leaves)
     return tuple(further)
 
 
-def _refuse_tangents(leaves: Sequence[Any]) -> None:
-    if any(map(has_tangent, leaves)):
+def _refuse_transforms(leaves: Sequence[Any]) -> None:
+    values = [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves]
+    if any(map(is_transformed, values)):
+        raise GradientError(
+            "compiled programs do not run under torch.func transforms (grad, vmap, jvp): use torch.autograd.grad, and rows of a "
+            "ragged tensor instead of vmap"
+        )
+    if any(map(has_tangent, values)):
         raise GradientError(
             "compiled programs have no forward-mode gradients, but an argument has a tangent; call it with "
             "forward_ad.unpack_dual(x).primal"

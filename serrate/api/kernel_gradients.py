@@ -60,6 +60,7 @@ class KernelPair:
                 raise GradientError(f"{self.name}: argument {k} contains a tensor that requires grad: pass it as an argument")
         if not requires_gradient(given):
             return self.forward(*given)
+        given = tuple(map(_packed, given))
         call = _KernelCall(self, given)
         made = _apply(call, *(_values(x) for x in given if _has_values(x)))
         results = tuple(x if like is None else like.with_values(x) for x, like in zip(made, call.ragged, strict=True))
@@ -80,9 +81,9 @@ class KernelPair:
     def _checked(self, k: int, x: Any, gradient: Gradient) -> torch.Tensor | None:
         if gradient is None:
             return None
-        values, wanted = _values(gradient), _values(x)
         if isinstance(gradient, JaggedTensor) and not isinstance(x, JaggedTensor):
             raise GradientError(f"{self.name}: gradient {k} of its backward kernel is ragged, and the argument is not")
+        wanted, values = x.with_gradient(gradient) if isinstance(x, JaggedTensor) else (x, gradient)
         if values.shape != wanted.shape:
             raise GradientError(
                 f"{self.name}: gradient {k} of its backward kernel has the shape {list(values.shape)}, and the values of the "
@@ -100,6 +101,11 @@ def check_backward(backward: object) -> None:
 def _inside(container: Any) -> list[Any]:
     parts = container.values() if isinstance(container, dict) else container
     return [each for x in parts for each in (_inside(x) if isinstance(x, list | tuple | dict) else (x,))]
+
+
+def _packed(x: Any) -> Any:
+    """A ragged argument with its rows back to back, as gradients have them. Packing is recorded, so gaps get no gradient."""
+    return x.contiguous() if isinstance(x, JaggedTensor) and x.requires_grad else x
 
 
 def _values(x: torch.Tensor | JaggedTensor) -> torch.Tensor:
@@ -191,7 +197,7 @@ class DerivedGradients:
         kernel.refresh()
         if kernel not in self._hosts:
             self._hosts[kernel] = kernel.with_launches(self._launch, measure=True)
-        return self._hosts[kernel](*args, **kwargs)
+        return self._hosts[kernel](*map(_packed, args), **{name: _packed(x) for name, x in kwargs.items()})
 
     def _launch(self, site: LaunchSite, given: dict[str, Any]) -> None:
         """A device loop: recorded if something that it reads requires a gradient."""

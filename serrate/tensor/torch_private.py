@@ -91,6 +91,15 @@ def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
     return view
 
 
+def in_transform() -> bool:
+    """Whether a `torch.func` transform (grad, vmap, jvp) runs now; torch has no public function for this.
+
+    >>> in_transform()
+    False
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def in_dual_level() -> bool:
     """Whether tensors may have forward-mode tangents now; asking each tensor at every call would cost too much.
 

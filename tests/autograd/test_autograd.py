@@ -330,3 +330,17 @@ def test_a_gradient_must_have_the_rows_of_its_result(how: str) -> None:
         x.grad = wrong
     equal = JaggedTensor.from_lengths(torch.arange(5.0), [3, 0, 2])
     assert _given(x * 3, equal, how, x).tolist() == [[0, 3, 6], [], [9, 12]]
+
+
+def test_transforms_of_torch_func_are_refused() -> None:
+    x = JaggedTensor.from_lengths(torch.randn(5), [3, 2])
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        return (x.with_values(values) * 2).sum()
+
+    for _ in range(2):
+        with pytest.raises(GradientError, match=r"torch\.func"):
+            torch.func.grad(total)(x.values)
+        with pytest.raises(GradientError, match=r"torch\.func"):
+            torch.vmap(total)(torch.randn(3, 5))
+        total(x.values)  # with this call, the second round finds a bound program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor
-from serrate.errors import CallError, GradientError
+from serrate.errors import CallError, GradientError, StructureMismatch
 
 LENGTHS = [3, 0, 2]
 
@@ -149,3 +150,34 @@ def test_calls_that_cannot_be_recorded() -> None:
         itself(x)
     with pytest.raises(CallError, match='backward= is a kernel or a function that returns gradients, or "auto"; got 3'):
         serrate.kernel(backward=3)
+
+
+def _doubled(jt: JaggedTensor) -> JaggedTensor:
+    out = torch.empty_like(jt)
+    for b in hl.tile(jt.num_rows):
+        for k in hl.tile(jt.max_length):
+            out[b, k] = jt[b, k] * 2
+    return out
+
+
+@pytest.mark.parametrize("backward", ["auto", lambda jt, out, grad: grad * 2, lambda jt, out, grad: grad.values * 2])
+@pytest.mark.parametrize("stored", ["view", "padded"])
+def test_arguments_with_gaps(backward: Any, stored: str) -> None:
+    kernel = serrate.kernel(_doubled, backward=backward)
+    if stored == "view":
+        x = JaggedTensor.from_lengths(torch.randn(8), [4, 1, 3]).requires_grad_()
+        given, wanted = x[:, 1:], [[0, 2, 2, 2], [0], [0, 2, 2]]
+    else:
+        x = given = JaggedTensor.from_padded(torch.randn(3, 4), torch.tensor([4, 0, 2]), format="padded").requires_grad_()
+        wanted = [[2, 2, 2, 2], [], [2, 2]]
+    found = kernel(given)
+    assert found.tolist() == (given.detach() * 2).tolist()
+    found.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == wanted
+
+
+def test_a_backward_function_must_return_the_rows_of_the_argument() -> None:
+    kernel = serrate.kernel(_doubled, backward=lambda jt, out, grad: JaggedTensor.from_lengths(grad.values, [1, 2, 2]))
+    x = JaggedTensor.from_lengths(torch.randn(5), [3, 0, 2]).requires_grad_()
+    with pytest.raises(StructureMismatch, match=re.escape("[1, 2, 2], not [3, 0, 2]")):
+        kernel(x).values.sum().backward()
