@@ -83,7 +83,7 @@ class KernelPair:
             return None
         if isinstance(gradient, JaggedTensor) and not isinstance(x, JaggedTensor):
             raise GradientError(f"{self.name}: gradient {k} of its backward kernel is ragged, and the argument is not")
-        wanted, values = x.with_gradient(gradient) if isinstance(x, JaggedTensor) else (x, gradient)
+        wanted, values = x.with_gradient(gradient) if isinstance(x, JaggedTensor) else (x, _values(gradient))
         if values.shape != wanted.shape:
             raise GradientError(
                 f"{self.name}: gradient {k} of its backward kernel has the shape {list(values.shape)}, and the values of the "
