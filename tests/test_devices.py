@@ -17,7 +17,8 @@ from torch import Tensor
 
 import serrate
 import serrate.language as hl
-from serrate import JaggedTensor, Structure, engine, ir, jit, ops
+from serrate import JaggedTensor, Structure, ir, jit, ops
+from serrate.compiled import Compiled
 from tests.engine import composed
 
 PACKAGE = Path(serrate.__file__).parent
@@ -179,13 +180,13 @@ def test_kernels_under_another_default(backend: str) -> None:
 
 @pytest.mark.parametrize("operation", list(composed.OPERATIONS))
 def test_fusions_under_another_default(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = engine.Compiled.__call__
+    plain = Compiled.__call__
 
     def call(self: Any, *args: Any) -> Any:
         with torch.device("meta"):
             return plain(self, *args)
 
-    monkeypatch.setattr(engine.Compiled, "__call__", call)
+    monkeypatch.setattr(Compiled, "__call__", call)
     names = list(composed.COMPOSITIONS)
     composition = names[len(operation) % len(names)]
     dtype = composed.OPERATIONS[operation].dtypes[0]

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serrate.engine import Compiled, default_backend
+from serrate.compiled import Compiled
+from serrate.engine import default_backend
 from serrate.frontend import ops
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.padding import padded_over

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from serrate.autograd.saved import Save, check_save
-from serrate.engine import Compiled
+from serrate.compiled import Compiled
 from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, kept, snapshot

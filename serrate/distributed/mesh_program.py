@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from serrate.compiled import Compiled
 from serrate.distributed import convert
 from serrate.distributed.collectives import announced
 from serrate.distributed.layout import owned_partitions
-from serrate.engine import Compiled
 from serrate.errors import PartitionError
 from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain, ParallelType

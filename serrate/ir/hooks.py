@@ -21,5 +21,5 @@ def install(**functions: Callable[..., Any]) -> None:
 
 def installed(name: str) -> Callable[..., Any]:
     if name not in _installed:
-        raise VerificationError("serrate.engine is not imported; import serrate, not serrate.ir alone, to run programs")
+        raise VerificationError("serrate.compiled is not imported; import serrate, not serrate.ir alone, to run programs")
     return _installed[name]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import serrate.language as hl
 from serrate import JaggedTensor, ir, jit, kernel, ops
 from serrate.analysis.library_calls import ATTENTIONS, PRODUCTS, library_calls
-from serrate.engine import FusionStage
+from serrate.compiled import FusionStage
 from serrate.frontend.ops.normalise import softmax_terms
 from serrate.ir.tile import Accumulate, Library, Phase, chain, nest
 from serrate.ir.values import Role

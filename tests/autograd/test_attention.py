@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from serrate import JaggedTensor, ir, jit, ops
-from serrate.engine import Compiled
+from serrate.compiled import Compiled
 from serrate.errors import StructureMismatch
 from serrate.ir.ragged import RaggedIterDomain
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from serrate import JaggedTensor, jit
-from serrate.engine import Compiled
+from serrate.compiled import Compiled
 
 LENGTHS = [130, 0, 3, 257]
 

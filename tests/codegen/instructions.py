@@ -116,11 +116,11 @@ def main(names: Sequence[str]) -> None:
     import torch
 
     from benchmarks.gpu_tasks import TASKS, data_of
-    from serrate import engine
+    from serrate import compiled
     from serrate.runtime.memory import Scratch
     from serrate.runtime.triton import Derivation, TritonExecutable
 
-    counting, choose = Counting(), engine.choose
+    counting, choose = Counting(), compiled.choose
 
     def unknown(rows: Any, target: Any, _: int = 1, **options: Any) -> Any:
         return choose(replace(rows, longest=None) if rows else rows, target, WORKERS, **options)
@@ -129,7 +129,7 @@ def main(names: Sequence[str]) -> None:
         return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in range(1 + max(self.order))]
 
     with (
-        mock.patch.object(engine, "choose", unknown),
+        mock.patch.object(compiled, "choose", unknown),
         mock.patch.object(TritonExecutable, "bound", lambda self, *_: counting.bound(self)),
         mock.patch.object(TritonExecutable, "__call__", lambda self, tensors, *_: counting.bound(self)(tensors)),
         mock.patch.object(Derivation, "__call__", derived),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from serrate import JaggedTensor, Structure, ops
-from serrate.engine import Compiled
+from serrate.compiled import Compiled
 from serrate.frontend.leaves import leaves_of
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import FusionInputs, trace

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import serrate.engine  # noqa: F401  installs Fusion.compile
+import serrate.compiled  # noqa: F401  installs Fusion.compile
 from serrate import ir
 from serrate.frontend import ops
 from serrate.ir.view import TensorView

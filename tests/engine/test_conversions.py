@@ -18,7 +18,7 @@ from torch import Tensor
 import serrate
 from serrate import JaggedTensor
 from serrate.api import conversions
-from serrate.engine import Compiled
+from serrate.compiled import Compiled
 from serrate.runtime import launch
 from serrate.tensor import moving
 from tests.conftest import INTERPRETED

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import serrate.engine  # noqa: F401  installs Fusion.compile
+import serrate.compiled  # noqa: F401  installs Fusion.compile
 from serrate import ir
 from serrate.errors import (
     BackendError,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from serrate import JaggedTensor, ir, jit, ops
-from serrate.engine import Compiled
+from serrate.compiled import Compiled
 from serrate.errors import DtypeError, ShapeError
 from serrate.runtime import launch
 from tests.engine.oracle import BACKENDS, ONE_LEVEL, STRATEGIES

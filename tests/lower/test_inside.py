@@ -20,6 +20,7 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, engine, ir, jit, ops
 from serrate.codegen import reference
+from serrate.compiled import FusionStage
 from serrate.ir.expr import Array, Expr, Less, symbol
 from serrate.ir.loops import Assign, Dot, For, Lanes, Load, LoopProgram, Node, Reduce, Running, Write
 from serrate.lower import pipeline
@@ -103,7 +104,7 @@ def run_changed(program: LoopProgram, tensors: Any, arrays: Any, symbols: Any) -
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever runs in the test runs again with other offsets."""
-    plain_run, plain_bound = engine.FusionStage.run, dispatch.bound
+    plain_run, plain_bound = FusionStage.run, dispatch.bound
 
     def run(self: Any, call: Any, inputs: Any, ready: Any) -> Any:
         tensors = plain_run(self, call, inputs, ready)
@@ -119,7 +120,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         run_changed(program, every, ready.arrays, ready.symbols)
         return plain_bound(ready, sources, tensors, **rest)
 
-    monkeypatch.setattr(engine.FusionStage, "run", run)
+    monkeypatch.setattr(FusionStage, "run", run)
     for module in (engine, stage):
         monkeypatch.setattr(module, "bound", bound)
     with composed.one_thread():

@@ -20,7 +20,7 @@ import torch
 
 from serrate import ir, ops, settings
 from serrate.cli.cache import CacheEntry, entries, remove
-from serrate.engine import Compiled, prebuild
+from serrate.compiled import Compiled, prebuild
 from serrate.errors import CacheError, CacheWarning, CompilerError, CompilerMissing
 from serrate.runtime import cache, cache_folder, compiler
 from serrate.runtime.cache_folder import leftovers

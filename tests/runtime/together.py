@@ -19,7 +19,7 @@ import warnings
 import torch
 
 from serrate import JaggedTensor, Structure, ir, jit, ops
-from serrate.engine import Compiled
+from serrate.compiled import Compiled
 from serrate.errors import CacheWarning
 
 ARGS = (torch.arange(12.0).reshape(6, 2), torch.tensor([0, 2, 2, 6]))

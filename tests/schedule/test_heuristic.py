@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from serrate import JaggedTensor, Structure, engine, jit
+from serrate import JaggedTensor, Structure, compiled, jit
 from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.target import CPU, GPU
 from tests.engine.test_compositions import tensor_of
@@ -82,7 +82,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
         SEEN.append(rows)
         return choose(rows, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine, "choose", watch)
+    monkeypatch.setattr(compiled, "choose", watch)
 
 
 @pytest.mark.parametrize(

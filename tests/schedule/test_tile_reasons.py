@@ -10,7 +10,8 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, ir, ops
-from serrate.engine import BACKENDS, Compiled
+from serrate.compiled import Compiled
+from serrate.engine import BACKENDS
 from serrate.ir.tile import TileProgram
 from serrate.lower.stages import stages
 from serrate.schedule.strategies import STRATEGIES, plan

@@ -16,6 +16,7 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, engine, ir, ops, settings
 from serrate.analysis.library_calls import library_calls
+from serrate.compiled import FusionStage
 from serrate.errors import InvarianceError, StrategyError
 from serrate.ir.tile import Library
 from serrate.runtime import library_executable
@@ -229,7 +230,7 @@ def test_what_a_function_refuses() -> None:
 
 def executable(function: Callable[..., Any], name: str, *args: Any) -> LibraryExecutable:
     (stage,) = serrate.jit(function, tune="never").compiled(*args)[0].stages
-    assert isinstance(stage, engine.FusionStage)
+    assert isinstance(stage, FusionStage)
     scheduled = plan(stage.naive, "library", GPU, call=name).apply(stage.naive)
     assert scheduled.call is not None
     return LibraryExecutable(scheduled, scheduled.call, "program", ())
@@ -578,7 +579,7 @@ def test_candidates() -> None:
 def test_a_plan_is_printed_and_replayed() -> None:
     x, weights = rows([3, 0, 7], 8), torch.randn(3, 8, 16)
     (stage,) = serrate.jit(product, tune="never").compiled(x, weights)[0].stages
-    assert isinstance(stage, engine.FusionStage)
+    assert isinstance(stage, FusionStage)
     made = plan(stage.naive, "library", CPU)
     assert made.lines == ("library", "  call mm")
     again = made.apply(stage.naive)

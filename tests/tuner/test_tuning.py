@@ -15,7 +15,10 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, engine, ir, ops, settings
+from serrate.compiled import Compiled, FusionStage
 from serrate.errors import CallError, SettingError
+from serrate.runtime.bind import BoundCall
+from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import CppExecutable
 from serrate.schedule.plan import ORDERS, Plan
 from serrate.schedule.target import Target
@@ -124,7 +127,7 @@ def _kernel() -> Called:
 
 def _fusion() -> Called:
     compiled = fusion().compile()
-    assert isinstance(compiled, engine.Compiled)
+    assert isinstance(compiled, Compiled)
     return Called(
         lambda jt: compiled(jt.values, jt.offsets),
         lambda jt: compiled.tunings(jt.values, jt.offsets),
@@ -346,11 +349,11 @@ def test_how_work_is_shared_changes_no_bit(order: str, threads: int | None) -> N
     torch.testing.assert_close(results[0][out], by_loop(jt), rtol=1e-4, atol=1e-3)
 
 
-def _stage(jt: JaggedTensor) -> tuple[engine.FusionStage, engine.BoundCall]:
+def _stage(jt: JaggedTensor) -> tuple[FusionStage, BoundCall]:
     compiled = fusion().compile("cpp")
-    assert isinstance(compiled, engine.Compiled)
+    assert isinstance(compiled, Compiled)
     (stage,) = compiled.stages
-    assert isinstance(stage, engine.FusionStage)
+    assert isinstance(stage, FusionStage)
     return stage, compiled.binder.bind([jt.values, jt.offsets])
 
 
@@ -423,14 +426,14 @@ def test_what_rank_zero_finds_on_its_disk_reaches_the_others(measured: Measured,
 
 
 def test_a_fault_in_a_candidate_that_the_call_does_not_need(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = engine.FusionStage.planned
+    planned = FusionStage.planned
 
-    def faulty(self: engine.FusionStage, chosen: Candidate, target: Target) -> Plan:
+    def faulty(self: FusionStage, chosen: Candidate, target: Target) -> Plan:
         if chosen.strategy == "masked":
             raise KeyError("a fault of the compiler")
         return planned(self, chosen, target)
 
-    monkeypatch.setattr(engine.FusionStage, "planned", faulty)
+    monkeypatch.setattr(FusionStage, "planned", faulty)
     call = serrate.jit(doubled_sums)
     torch.testing.assert_close(call(rows()), 2 * by_loop(rows()))
     reasons = {each.candidate.strategy: each.reason for each in call.tunings(rows())[0].tried}
@@ -620,7 +623,7 @@ def test_a_plan_with_other_results_is_not_chosen(tuned: Path, monkeypatch: pytes
     """A fault of the compiler: one strategy computes something else, and nothing is faster."""
     run = ProgramLaboratory._bound
 
-    def faulty(self: ProgramLaboratory, ready: engine.Prepared) -> Callable[[], None]:
+    def faulty(self: ProgramLaboratory, ready: Prepared) -> Callable[[], None]:
         if ready.plan.strategy != "masked":
             return run(self, ready)
         self._arena.tensors(ready)

@@ -1,0 +1,743 @@
+"""Compiled fusions: fusion -> stages -> results.
+
+In: a fusion, and the arguments of calls. Out: results. `Compiled` cuts a fusion into stages, binds arguments to it and runs it;
+its gradients are compiled fusions too. Importing this module installs `Fusion.evaluate` and `Fusion.compile`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serrate import settings
+from serrate.analysis.library_calls import library_calls
+from serrate.analysis.vectors import MustDivide
+from serrate.autograd.function import Differentiable
+from serrate.autograd.saved import Save, check_save
+from serrate.engine import (
+    BACKENDS,
+    ONE_PLAN,
+    BuiltProgram,
+    CallFacts,
+    CompiledStage,
+    Number,
+    ShapeReader,
+    SizedProgram,
+    default_backend,
+)
+from serrate.errors import BackendError, StrategyError, StructureMismatch
+from serrate.ir import hooks
+from serrate.ir.expr import Expr
+from serrate.ir.fusion import Fusion
+from serrate.ir.loops import LoopProgram
+from serrate.ir.ragged import RaggedIterDomain
+from serrate.ir.storage import row_dims
+from serrate.ir.tile import TileProgram
+from serrate.ir.values import Read, Tensor
+from serrate.lower.stages import arrays_of, stages
+from serrate.modes import is_batch_invariant, is_deterministic
+from serrate.runtime import library, memory
+from serrate.runtime.arrays import remembered
+from serrate.runtime.bind import NOTHING_KNOWN, Binder, BoundCall, KnownRows
+from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, Seen, bound, key_of, profiled, remember
+from serrate.runtime.indices import require_inside
+from serrate.runtime.launch import CppExecutable, TensorExecutable, load_together
+from serrate.runtime.locks import making
+from serrate.runtime.memory import InMemory
+from serrate.runtime.results import Result, ResultReader, known_rows, remember_rows
+from serrate.runtime.seeds import drawing, placeholders
+from serrate.schedule.by_hand import by_hand, vector_checks
+from serrate.schedule.hand import schedule_of
+from serrate.schedule.heuristic import Choice, RowStatistics, choose, invariant
+from serrate.schedule.loop_handle import LoopHandle
+from serrate.schedule.plan import Plan
+from serrate.schedule.prepare import RowFacts, row_facts
+from serrate.schedule.strategies import STRATEGIES, check, plan
+from serrate.schedule.strategies.library import LIBRARY
+from serrate.schedule.target import Target
+from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.checks.deferred import Arrival, install_device_checks
+from serrate.tensor.hints import NO_HINTS, Hints
+from serrate.tensor.sync import is_host
+from serrate.tensor.torch_private import PROFILER, version
+from serrate.tuner.candidates import Candidate
+from serrate.tuner.laboratory import Arena, OutputArena
+from serrate.tuner.policy import NEVER, Policy, is_paused, paused, retuning
+from serrate.tuner.record import Tuning
+
+if TYPE_CHECKING:
+    from serrate.report.collect import StageFacts
+    from serrate.report.data import Report
+
+_numbers = itertools.count()
+FLAT = 64
+"""The most sets of sizes that a program without offsets caches; the oldest is dropped first."""
+
+
+class FusionStage(CompiledStage):
+    """A stage of a fusion."""
+
+    def __init__(self, owner: Compiled, program: TileProgram, shares: int) -> None:
+        super().__init__(program, owner.binder, owner.policy, shares)
+        self.owner, self.binder = owner, owner.binder
+        self._flat: dict[Any, Prepared] = {}
+        self._sizes: dict[Any, SizedProgram] = {}
+        """Under plans that are named or usual, by everything that these depend on."""
+        self._usually: dict[tuple[Any, ...], BuiltProgram] = {}
+        """By backend, strategy and options."""
+        self._number = next(_numbers)
+
+    @functools.cached_property
+    def _facts(self) -> RowFacts | None:
+        return row_facts(self.naive)
+
+    @functools.cached_property
+    def _facts_readers(self) -> tuple[list[Number], Number, Number, Number]:
+        """Of the rows: the inner extents, the number of components, the total and a bound of it that the host knows."""
+        facts, reader = self._facts, self.binder.number_reader
+        assert facts is not None
+        ragged = facts.ragged
+        sizes = (ragged.component.host_bound, ragged.extent_expr, ragged.host_bound)
+        count, exact, bound = (reader(size) for size in sizes)
+        return [reader(extent) for extent in facts.inner], count, exact, bound
+
+    @functools.cached_property
+    def _vector_checks(self) -> tuple[MustDivide, ...]:
+        return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
+
+    def run(self, call: BoundCall, inputs: Sequence[torch.Tensor], ready: Prepared) -> list[Any]:
+        """Runs the stage; returns its tensors: inputs, outputs, scratch, private rows."""
+        shapes, count, device = ready.shapes, ready.outputs, call.device
+        made: list[InMemory] = [memory.empty(shape, dtype, device) for shape, dtype in shapes[:count]]
+        scratch = memory.scratch(shapes[count:], device) if len(shapes) > count else None
+        tensors = [*inputs, *made, *(() if scratch is None else scratch()), *ready.private]
+        arrays = ready.arrays
+        if ready.indices:
+            fresh: dict[int, InMemory] = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
+            arrays = tuple([fresh.get(k, a) for k, a in enumerate(arrays)])
+        if PROFILER._is_profiler_enabled:
+            with profiled(ready):
+                ready.executable(tensors, arrays, ready.symbols)
+        else:
+            ready.executable(tensors, arrays, ready.symbols)
+        return tensors
+
+    def prepared(self, call: BoundCall) -> Prepared:
+        """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
+        if call.computed or is_paused():
+            return self.bound(call)
+        modes = (settings.current().plans, is_batch_invariant(), is_deterministic())
+        key = (self._number, call.numbers, call.device, call.hints, *modes)
+        owners = tuple(call.args[k] for k in self.binder.offsets)
+        if owners:
+            return remembered(owners, key, lambda: self.bound(call))
+        ready = self._flat.get(key)
+        if ready is None:
+            ready = self._flat[key] = self.bound(call)
+            while len(self._flat) > FLAT:
+                self._flat.pop(next(iter(self._flat)))
+        return ready
+
+    def bound(self, call: BoundCall) -> Prepared:
+        """Everything that calls with these offsets and extents run with; checks them."""
+        self.binder.check(call)
+        backend = self.owner.backend or default_backend(call.device)
+        if self._vector_checks:
+            self.binder.check_vectors(call, self._vector_checks)
+        sized = self._sized(call, backend)
+        if call.computed is not None:
+            return self.with_arrays(call, sized, ())
+        readers = zip(self.owner.results, sized.built.results, strict=True)
+        return self.with_arrays(call, sized, tuple([read(call, k) for read, k in readers]))
+
+    def _sized(self, call: BoundCall, backend: str) -> SizedProgram:
+        """The program under the plan for a call, with its sizes. Lengths often change while sizes do not, or come back."""
+        owner = self.owner
+        is_named = is_batch_invariant() or owner.strategy is not None or owner.hand is not None
+        if not is_named and not self.is_idle(call, backend):
+            return self.sized(call, self._tuned(call, backend))
+        facts = self._facts
+        longest = None if facts is None else self.binder.known_longest(call, facts.ragged)
+        modes = (torch.get_num_threads(), is_batch_invariant(), is_deterministic())
+        key = (backend, call.numbers, longest, call.device, call.hints, *modes)
+        found = self._sizes.get(key)
+        if found is None:
+            built = self._named_or_usual(call, backend)
+            found = self.sized(call, built)
+            if built.by_size[is_host(call.device)] is not None:
+                self._sizes[key] = found
+                while len(self._sizes) > FLAT:
+                    self._sizes.pop(next(iter(self._sizes)))
+        return found
+
+    def planned(self, chosen: Candidate, target: Target) -> Plan:
+        hand = self.owner.hand
+        return (
+            by_hand(self.naive, hand, target) if hand else plan(self.naive, chosen.strategy, target, None, **dict(chosen.options))
+        )
+
+    def fixed(self) -> Mapping[str, int]:
+        return {}
+
+    def is_exact(self, tensor: Tensor) -> bool:
+        return tensor.name in self.owner.result_names
+
+    def result_places(self, program: LoopProgram) -> tuple[int, ...]:
+        names = [t.name for t in (*program.inputs, *program.outputs)]
+        return tuple(names.index(each.name) if each.name in names else -1 for each in self.owner.results)
+
+    def _row_reader(self, tensor: Tensor, chosen: Plan) -> ShapeReader:
+        dims = row_dims(tensor.logical)
+        row = next(d for d in dims if isinstance(d, RaggedIterDomain))
+        inner = [self.binder.number_reader(d.extent_expr) for d in dims if d.uid != row.uid]
+
+        def read(call: BoundCall) -> tuple[int, ...]:
+            longest = self.binder.longest(call, row)
+            return (longest if chosen.most is None else min(longest, chosen.most), *[size(call) for size in inner])
+
+        return read
+
+    def _named_or_usual(self, call: BoundCall, backend: str) -> BuiltProgram:
+        """The program under the plan that is named, or else under the usual one for this call."""
+        named = self._named(backend)
+        if named is not None:
+            return self.built(call, backend, named)
+        strategy, options, _ = self._usual(call, backend)[1]
+        key = (backend, strategy, *options.items())
+        found = self._usually.get(key)
+        if found is None:
+            found = self._usually[key] = self.built(call, backend, Candidate(strategy, tuple(options.items())))
+        return found
+
+    def _tuned(self, call: BoundCall, backend: str) -> BuiltProgram:
+        """The program under the plan that is remembered or measured for this call."""
+        facts = self._call_facts(call, backend)
+        return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual)
+
+    def _named(self, backend: str) -> Candidate | None:
+        """What the user has chosen, or a mode."""
+        owner = self.owner
+        if is_batch_invariant():
+            named = "by_hand" if owner.hand else owner.strategy
+            strategy, options = invariant(named, owner.options, BACKENDS[backend], self.naive.name)
+            return Candidate(strategy, tuple(options.items()))
+        if owner.strategy == LIBRARY and is_deterministic():
+            raise StrategyError(
+                f"{self.naive.name}: library calls are not used under torch.use_deterministic_algorithms(True): their bits may "
+                "depend on the number of threads; name another strategy, or none"
+            )
+        if owner.strategy is not None or owner.hand is not None:
+            return Candidate(owner.strategy or "by_hand", tuple(owner.options.items()))
+        return None
+
+    def _usual(self, call: BoundCall, backend: str) -> tuple[RowStatistics | None, Choice]:
+        """What the host knows about the rows of a call, and what is chosen without measuring."""
+        binder, target, facts = self.binder, BACKENDS[backend], self._facts
+        rows, product = None, False
+        if facts is not None:
+            width, count, exact, bound = self._facts_readers
+            # On a device, lengths are not copied to the host just to choose a plan.
+            longest = binder.known_longest(call, facts.ragged)
+            # If rows have gaps, the host knows the space they take.
+            total = (exact if is_host(call.device) else bound)(call)
+            rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
+            product = facts.product
+        distribution = call.hints.distribution
+        return rows, choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
+
+    def _call_facts(self, call: BoundCall, backend: str) -> CallFacts:
+        facts = self._facts
+        rows, (strategy, options, why) = self._usual(call, backend)
+
+        def statistics() -> tuple[RowStatistics | None, float | None]:
+            return rows, None if facts is None else self.binder.known_variation(call, facts.ragged)
+
+        return CallFacts(Candidate(strategy, tuple(options.items())), statistics, why)
+
+    def known(self, call: BoundCall) -> Tuning | None:
+        """What is known about the plans for a call; None if the user has chosen one."""
+        backend = self.owner.backend or default_backend(call.device)
+        return None if self._named(backend) is not None else self.tuning(call, backend, self._call_facts(call, backend))
+
+    def facts(self, call: BoundCall, ready: Prepared) -> StageFacts:
+        """What `explain` reads."""
+        backend = self.owner.backend or default_backend(call.device)
+        if self._named(backend) is None:
+            return self.explained(call, backend, ready, self._call_facts(call, backend).why, self.known(call))
+        why = "it was scheduled by hand" if self.owner.hand else "it was asked for"
+        return self.explained(call, backend, ready, ONE_PLAN if is_batch_invariant() else why, None)
+
+    def _arena(self, call: BoundCall) -> Callable[[bool], Arena]:
+        def arena(copies: bool) -> Arena:
+            every = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True)) | (call.computed or {})
+            inputs = [every[t.name].detach() for t in self.naive.inputs]
+            return OutputArena([t.clone() for t in inputs] if copies else inputs, call.device)
+
+        return arena
+
+
+class Compiled:
+    """A fusion compiled for one backend. Plans are chosen by strategy, or by the rows of a call when none is named.
+
+    >>> from serrate import ir, ops
+    >>> with ir.Fusion() as f:
+    ...     x, offsets = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
+    ...     f.output(ops.sum(ops.as_nested(x, offsets), 1))
+    >>> f.compile("reference")(torch.ones(3, 2), torch.tensor([0, 2, 2, 3]))
+    tensor([[2., 2.],
+            [0., 0.],
+            [1., 1.]])
+    """
+
+    def __init__(
+        self,
+        fusion: Fusion,
+        backend: str | None = None,
+        strategy: str | None = None,
+        *,
+        save: Save = "auto",
+        effort: str | None = None,
+        tune: str | None = None,
+        policy: Policy | None = None,
+        **options: Any,
+    ) -> None:
+        if backend is not None and backend not in BACKENDS:
+            raise BackendError(f"no backend is called {backend!r}; there are {', '.join(BACKENDS)}")
+        if strategy is not None:
+            check(strategy, options)
+        elif options:
+            raise StrategyError(f"{', '.join(options)}: options belong to a strategy; name one of {', '.join(STRATEGIES)}")
+        check_save(save)
+        self.fusion, self.backend, self.strategy, self.options, self.save = fusion, backend, strategy, options, save
+        self.policy = policy or Policy(tune, effort)
+        self.binder = Binder(fusion)
+        # Raises, before anything is built, if no values can hold a result.
+        self.results = tuple(ResultReader(self.binder, view) for view in fusion.results)
+        self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
+        cut = stages(fusion)
+        shares = sum(isinstance(s, TileProgram) for s in cut)
+        self.stages = tuple(FusionStage(self, s, shares) if isinstance(s, TileProgram) else s for s in cut)
+        self.hand = schedule_of(fusion) if strategy is None and fusion.schedule is not None else None
+        for stage in self.stages:
+            if isinstance(stage, FusionStage) and self.hand is not None:
+                # Report an illegal schedule here, not at the first call.
+                by_hand(stage.naive, self.hand, BACKENDS[backend or "reference"])
+        given = {t.name for t in self.binder.inputs}
+        hidden = {a.name for view in fusion.results for a in arrays_of(view.tensor.logical)} - given
+        first = self.stages[0]
+        self._bindings: OrderedDict[Key, Binding] = OrderedDict()
+        self._seen = Seen()
+        self._gradients: dict[tuple[int, ...], Differentiable] = {}
+        """With gradients of these arguments."""
+        self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
+
+    def __call__(self, *args: Any) -> Any:
+        args, ragged = self._plain(args)
+        leaves: Leaves = []
+        key = key_of(args, leaves, [], _unknown)
+        every = args if len(args) == len(self.binder.inputs) - self.binder.seeds else ()
+        offsets = [every[k] for k in self.binder.offsets if every and isinstance(every[k], torch.Tensor)]
+        for each in offsets:
+            # Their values are part of the key of a binding.
+            key += (id(each), version(each))
+        exact = tuple(key)
+        binding = self._bindings.get(exact)
+        if binding is None:
+            known = known_rows(ragged)
+            if not self._seen.note(exact, offsets):
+                return self.once(args, range(len(args)), _handed_out, known=known)([*args])
+            binding = self.bind(args, range(len(args)), _handed_out, known=known)
+            remember(self._bindings, exact, binding)
+        return binding(leaves)
+
+    def _plain(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[tuple[Structure, int]]]:
+        """Arguments with the values of every JaggedTensor, and the tensors that describe its rows, in its place; and the
+        structures, each with the number of the first argument that describes it."""
+        ragged: list[tuple[Structure, int]] = []
+        if not any(type(arg) is JaggedTensor for arg in args):
+            return args, ragged
+        found: list[Any] = []
+        seen: dict[int, JaggedTensor] = {}
+        declared = {r.values: r for r in self.fusion.ragged}
+        for k, arg in enumerate(args):
+            at, entry = len(found), declared.get(len(found))
+            if not isinstance(arg, JaggedTensor):
+                found.append(arg)
+                continue
+            form = arg.structure if entry is None else entry.structure
+            if isinstance(form, Structure) and arg.structure.form != form.form:
+                raise StructureMismatch(
+                    f"argument {k} of {self.fusion.name} was declared with rows like {form}, got {arg.structure}: convert it, as "
+                    "with jt.contiguous(), or declare it with structure=jt.structure"
+                )
+            seen[at] = arg
+            if entry is None or entry.like is None:
+                ragged.append((arg.structure, at + 1))
+                found += [arg.values, *arg.structure.buffers()]
+                continue
+            found.append(arg.values)
+            other = seen.get(entry.like)
+            if other is not None and not other.structure.agrees(arg.structure, f"arguments of {self.fusion.name}"):
+                raise StructureMismatch(
+                    f"argument {k} of {self.fusion.name} must have the rows of another: {other.structure}, got {arg.structure}"
+                )
+        return tuple(found), ragged
+
+    def bind(
+        self,
+        args: Sequence[Any],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any] = list,
+        *,
+        hints: tuple[Structure, Hints] | None = None,
+        keep: Sequence[object] = (),
+        known: KnownRows = NOTHING_KNOWN,
+    ) -> Binding:
+        """A binding for these arguments, and for others with the same shapes and offsets.
+
+        `sources` locate each argument among the leaves of a call, and `finish` turns the results into the return value. Results
+        over the structure in `hints` get those hints; `keep` lives as long as the binding; `known` are rows that need no check.
+        Seeds are drawn at every call, and are its last leaves.
+        """
+        wanted = _requiring_gradients(args)
+        if wanted:
+            return self._differentiable(args, wanted, sources, finish, hints, keep, known)
+        if not self.binder.seeds:
+            return self._bind(args, sources, finish, hints, keep, known)
+        drawn = range(-self.binder.seeds, 0)
+        binding = self._bind(self._seeded(args), (*sources, *drawn), finish, hints, keep, known)
+        return drawing(binding, self.binder.seeds, _device_of(args))
+
+    def _differentiable(
+        self,
+        args: Sequence[Any],
+        wanted: tuple[int, ...],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        keep: Sequence[object],
+        known: KnownRows,
+        once: bool = False,
+    ) -> Binding:
+        """A binding that records gradients of some arguments, or one for a single call."""
+        remember_rows(known, args)
+        own = self._gradients.get(wanted)
+        if own is None:
+            with making:
+                own = self._gradients.get(wanted)
+                if own is None:
+                    own = self._gradients[wanted] = Differentiable(self.fusion, wanted, self._like_this, self.save)
+        drawn = range(-self.binder.seeds, 0)
+        every: Sequence[int | torch.Tensor] = (*sources, *drawn)
+        with torch.no_grad():
+            if once and drawn:
+                # The seeds are among the leaves.
+                binding = functools.partial(own.forward._unbound, every, list, hints, known, False)
+            elif once:
+                binding = own.forward.once(args, every, hints=hints, known=known)
+            else:
+                binding = own.forward.bind(self._seeded(args), every, hints=hints, keep=keep, known=known)
+        recorded = own.bound(binding, every, finish)
+        return drawing(recorded, len(drawn), _device_of(args)) if drawn else recorded
+
+    def _like_this(self, fusion: Fusion) -> Compiled:
+        """Another fusion, compiled in the same way. One that is derived from a library call need not be such a call, and then has
+        its usual plan."""
+        if self.strategy == LIBRARY:
+            call = self.options.get("call")
+            found = [library_calls(stage) for stage in stages(fusion) if isinstance(stage, TileProgram)]
+            if not all(calls if call is None else call in calls for calls in found):
+                return Compiled(fusion, self.backend, save=self.save, policy=NEVER)
+        return Compiled(fusion, self.backend, self.strategy, save=self.save, policy=self.policy, **self.options)
+
+    def once(
+        self,
+        args: Sequence[Any],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any] = list,
+        *,
+        hints: tuple[Structure, Hints] | None = None,
+        known: KnownRows = NOTHING_KNOWN,
+    ) -> Binding:
+        """As `bind`, for a single call: nothing is prepared for others."""
+        wanted = _requiring_gradients(args)
+        if wanted:
+            return self._differentiable(args, wanted, sources, finish, hints, (), known, once=True)
+        seeds = self.binder.seeds
+        if not seeds:
+            return lambda leaves, into=(): self._run(args, finish, hints, known, again=False)
+        every = (*sources, *range(-seeds, 0))
+        return drawing(functools.partial(self._unbound, every, finish, hints, known, False), seeds, _device_of(args))
+
+    def _seeded(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, and something for the seeds that are drawn in a call."""
+        return [*args, *placeholders(self.binder.seeds, _device_of(args))] if self.binder.seeds else args
+
+    def _bind(
+        self,
+        args: Sequence[Any],
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        keep: Sequence[object],
+        known: KnownRows,
+    ) -> Binding:
+        call = self._called(args, known, hints)
+        clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
+        ready = None if self._whole is None or not clean else self._whole.bound(call)
+        indices = None if ready is None else self._index_places(ready, args, sources)
+        if ready is None or indices is None:
+            return functools.partial(self._unbound, sources, finish, hints, known, True)
+        results, count = _hinted(ready.results, hints), len(self.fusion.outputs)
+        found, require = [r.place for r in results[count:]], functools.partial(require_inside, self.fusion)
+        # Offsets are compared by identity.
+        keep = (*keep, *(args[k] for k in self.binder.offsets))
+        return bound(
+            ready,
+            sources,
+            args,
+            results=results[:count],
+            require=require if found else None,
+            found=found,
+            finish=finish,
+            indices=indices,
+            keep=keep,
+        )
+
+    def _index_places(
+        self, ready: Prepared, args: Sequence[Any], sources: Sequence[int | torch.Tensor]
+    ) -> list[tuple[int, int]] | None:
+        """The arrays of indices that programs read from, each with the argument that it is; None if one must be made in every
+        call."""
+        found = [(k, self.binder.place_of(array)) for k, array in ready.indices]
+        places = [(k, place) for k, place in found if place is not None and isinstance(sources[place], int)]
+        whole = len(places) == len(found) and all(args[place].is_contiguous() and args[place].numel() > 1 for _, place in places)
+        return places if whole else None
+
+    def ready(self, *args: Any) -> Binding:
+        """A binding for these arguments that returns a list of results."""
+        return self.bind(args, range(len(args)))
+
+    def _unbound(
+        self,
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        known: KnownRows,
+        again: bool,
+        leaves: Leaves,
+        into: Sequence[torch.Tensor] = (),
+    ) -> Any:
+        """As `_run`, given the leaves of a call and where its arguments are among them."""
+        return self._run([leaves[s] if isinstance(s, int) else s for s in sources], finish, hints, known, again)
+
+    def _run(
+        self,
+        args: Sequence[Any],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        known: KnownRows,
+        again: bool,
+    ) -> Any:
+        """Runs a call without a binding: the first with these rows, or one that must be bound anew every time (stages with
+        computed extents, checks of indices, arguments that must be copied first). `again` if there may be others like it."""
+        call = self._called(args, known, hints)
+        if self._whole is None:
+            call, env = self._run_stages(call)
+            read = tuple([reader(call) for reader in self.results])
+            results: list[Any] = [r.of(env[r.tensor]) for r in _hinted(read, hints)]
+        else:
+            ready = self._whole.prepared(call) if again else self._whole.bound(call)
+            tensors = self._whole.run(call, call.args, ready)
+            results = [r.of(tensors[r.place]) for r in _hinted(ready.results, hints)]
+        if self.fusion.index_checks:
+            count = len(self.fusion.outputs)
+            require_inside(self.fusion, call.args, results[count:])
+            del results[count:]
+        return finish(results)
+
+    def _called(self, args: Sequence[Any], known: KnownRows, hints: tuple[Structure, Hints] | None) -> BoundCall:
+        call = self.binder.bind(args, known)
+        if hints is not None:
+            call.hints = hints[1]
+        return call
+
+    def _run_stages(
+        self, call: BoundCall, seen: Callable[[FusionStage, BoundCall, Prepared], None] = lambda *_: None
+    ) -> tuple[BoundCall, dict[str, torch.Tensor]]:
+        computed: dict[str, torch.Tensor] = {}
+        call = BoundCall(call.args, call.numbers, call.device, call.known, computed, hints=call.hints)
+        env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
+        self.binder.check(call)
+        for stage in self.stages:
+            if isinstance(stage, FusionStage):
+                program = stage.naive
+                ready = stage.prepared(call)
+                tensors = stage.run(call, [env[t.name] for t in program.inputs], ready)
+                seen(stage, call, ready)
+                made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
+            else:
+                given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
+                options = [self.binder.extent(call, o) if isinstance(o, Expr) else o for o in stage.options]
+                results = library.run(stage.function, given, options, self.backend or default_backend(call.device))
+                made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}
+            computed.update(made)
+            env.update(made)
+        return call, env
+
+    def _narrowed(self, call: BoundCall, tensor: Tensor, made: torch.Tensor) -> torch.Tensor:
+        """The output of a library call; if it is returned to the user, cut to the positions that exist."""
+        if tensor.name not in self.result_names:
+            return made
+        shape = [self.binder.extent(call, d.extent_expr) for d in tensor.storage]
+        for dim, size in enumerate(shape if list(made.shape) != shape else ()):
+            made = made.narrow(dim, 0, size)
+        return made.contiguous()
+
+    def _prepared(self, *args: Any) -> list[Prepared]:
+        """The `Prepared` of every stage of a call; runs earlier stages, because later ones need their results."""
+        return [ready for _, _, ready in self._visited(*args)]
+
+    def _visited(self, *args: Any, hints: Hints = NO_HINTS) -> list[tuple[FusionStage, BoundCall, Prepared]]:
+        """The stages of a call, with what each is called with. Nothing is measured."""
+        plain, ragged = self._plain(args)
+        call = self.binder.bind(self._seeded(plain), known_rows(ragged))
+        call.hints = hints
+        found: list[tuple[FusionStage, BoundCall, Prepared]] = []
+        with paused():
+            if self._whole is not None:
+                return [(self._whole, call, self._whole.prepared(call))]
+            self._run_stages(call, lambda *visited: found.append(visited))
+        return found
+
+    def tunings(self, *args: Any, hints: Hints = NO_HINTS) -> list[Tuning]:
+        """What is known about the plans for these arguments, one record per stage unless the user has named a plan; nothing is
+        measured."""
+        return [known for stage, call, _ in self._visited(*args, hints=hints) if (known := stage.known(call)) is not None]
+
+    def tune(self, *args: Any, effort: str | None = None) -> list[Tuning]:
+        """Measures plans for these arguments, also if they were measured before; returns what was found."""
+        with retuning(effort):
+            self(*args)
+        return self.tunings(*args)
+
+    def explain(self, *args: Any, html: str | Path | None = None) -> Report:
+        """What runs for these arguments, and why; prints as text. With `html`, it is also written to that file, as a page."""
+        from serrate.report.collect import report, rows_of_structures  # imported here because `import serrate` must stay fast
+
+        visited = self._visited(*args)
+        rows = rows_of_structures(self.binder.structures(self.fusion, visited[0][1]) if visited else ())
+        return report(self.fusion.name, [stage.facts(call, ready) for stage, call, ready in visited], rows, html=html)
+
+    def facts(self, *args: Any, hints: Hints = NO_HINTS) -> list[StageFacts]:
+        """What `explain` reads, for every stage."""
+        return [stage.facts(call, ready) for stage, call, ready in self._visited(*args, hints=hints)]
+
+    def executables(self, *args: Any) -> list[CppExecutable | TensorExecutable]:
+        """The programs that run for these arguments, one for each stage."""
+        return [ready.executable for ready in self._prepared(*args)]
+
+    def source(self, *args: Any) -> str:
+        """The code that runs for these arguments."""
+        return "\n".join(executable.source for executable in self.executables(*args))
+
+    def plan(self, *args: Any) -> Plan:
+        """The plan for these arguments; if there are several stages, that of the last."""
+        return self.plans(*args)[-1]
+
+    def plans(self, *args: Any) -> list[Plan]:
+        """The plans of all stages."""
+        return [ready.plan for ready in self._prepared(*args)]
+
+
+@functools.lru_cache(1024)
+def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) -> tuple[Result, ...]:
+    """Adds hints to the results that have the hinted rows."""
+    if hints is None:
+        return results
+    structure, given = hints
+    return tuple(r._replace(hints=given) if r.structure is structure else r for r in results)
+
+
+def _requiring_gradients(args: Sequence[Any]) -> tuple[int, ...]:
+    """The arguments whose gradients are recorded."""
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple([k for k, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.requires_grad])
+
+
+def _device_of(args: Sequence[Any]) -> torch.device:
+    return next((arg.device for arg in args if isinstance(arg, torch.Tensor)), torch.device("cpu"))
+
+
+def _handed_out(results: list[Any]) -> Any:
+    """The return value of a fusion."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _unknown(value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
+    """A key that matches no other: a fusion takes only tensors, and binding raises for anything else."""
+    key.append(object())
+
+
+@functools.cache
+def device_workers(device: torch.device) -> int:
+    """How many workers a device runs concurrently."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+def evaluate(fusion: Fusion, *args: Any) -> Any:
+    """Runs a fusion on the reference backend, a whole row at a time."""
+    return Compiled(fusion, "reference", "maskless", keep_rows=False)(*args)
+
+
+def prebuild(*calls: tuple[Compiled, tuple[Any, ...]]) -> None:
+    """Builds the programs that these calls need in one compiler run; the calls then start without a build.
+
+    >>> from serrate import ir, ops
+    >>> programs = []
+    >>> for operation in (ops.sum, ops.amax):
+    ...     with ir.Fusion() as f:
+    ...         x, offsets = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
+    ...         f.output(operation(ops.as_nested(x, offsets), 1))
+    ...     programs.append(f.compile())
+    >>> args = (torch.ones(3, 2), torch.tensor([0, 2, 3]))
+    >>> prebuild(*((program, args) for program in programs))
+    """
+    executables = [executable for compiled, args in calls for executable in compiled.executables(*args)]
+    load_together([e for e in executables if isinstance(e, CppExecutable)])
+
+
+def _draw(fusion: Fusion) -> Any:
+    from serrate.draw import draw_fusion  # imported here because `import serrate` must stay fast
+
+    return draw_fusion(fusion)
+
+
+@functools.cache
+def _device_checks() -> ModuleType:
+    from serrate.runtime import device_checks  # triton is optional: only its backend may import it
+
+    return device_checks
+
+
+def _summarise(offsets: Sequence[torch.Tensor]) -> Arrival | None:
+    found: Arrival | None = _device_checks().summarise(offsets)
+    return found
+
+
+def _report(numbers: Sequence[torch.Tensor]) -> Arrival | None:
+    found: Arrival | None = _device_checks().report(numbers)
+    return found
+
+
+install_device_checks(_summarise, _report)
+hooks.install(evaluate=evaluate, compile=Compiled, draw=_draw, loop_handle=LoopHandle)
