@@ -658,7 +658,6 @@ class Compiled:
         return [ready.plan for ready in self._prepared(*args)]
 
 
-@functools.lru_cache(1024)
 def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) -> tuple[Result, ...]:
     """Adds hints to the results that have the hinted rows."""
     if hints is None:

@@ -393,6 +393,7 @@ class CompiledStage(ABC):
         return self._shape_reader(tensor)
 
 
+@functools.lru_cache(1024)
 def _row(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Stands for a private row."""
     return torch.empty(shape, dtype=dtype, device="meta")

@@ -26,7 +26,7 @@ from benchmarks.examples import EXAMPLES, QUICK, Sizes, case, example
 from serrate import Config, JaggedTensor, Kernel, Structure
 from serrate.errors import DeviceError, GradientError, KernelError, ShapeError, StructureError
 from serrate.runtime.launch import CppExecutable
-from serrate.schedule.strategies import STRATEGIES
+from serrate.schedule.strategies import SCHEDULES
 from serrate.tiles.specialise import LoopPrograms
 from tests.conftest import FULL
 
@@ -80,7 +80,7 @@ def fresh(kernel: Kernel) -> Kernel:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_new_lengths_make_no_program(name: str, strategy: str, made: list[str], new_sizes: list[str]) -> None:
     chosen: list[Sizes] = [
@@ -587,7 +587,7 @@ def row_totals(jt: JaggedTensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 def test_offsets_written_in_place_are_those_of_the_next_call(strategy: str, made: list[str], new_sizes: list[str]) -> None:
     kernel = Kernel(row_totals.fn, Config(strategy=strategy))
     values, offsets = torch.randn(40), torch.tensor([0, 10, 10, 40])
@@ -662,7 +662,7 @@ def test_offsets_made_in_inference_mode_are_taken() -> None:
 # --- torch's default device --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 def test_calls_under_another_default_device(strategy: str) -> None:
     @serrate.kernel(strategy=strategy)
     def scaled(jt: JaggedTensor, by: float) -> torch.Tensor:

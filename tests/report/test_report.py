@@ -17,7 +17,7 @@ import serrate.language as hl
 from serrate import JaggedTensor, ir, jit, ops
 from serrate.engine import CompiledStage
 from serrate.report import Report
-from serrate.schedule.strategies import STRATEGIES
+from serrate.schedule.strategies import SCHEDULES
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.record import ProgramKey, Tuning
@@ -66,8 +66,8 @@ def test_kernels_functions_and_fusions_have_the_same_report(kind: str) -> None:
     assert dim.variance == pytest.approx(statistics.pvariance(LENGTHS))
     assert sum(each.rows for each in dim.histogram) == 10
     (stage,) = report.stages
-    assert stage.backend == "cpp" and stage.strategy in STRATEGIES and stage.why
-    assert {trial.strategy for trial in stage.trials} == set(STRATEGIES) - {"library"}  # it is not a library call
+    assert stage.backend == "cpp" and stage.strategy in SCHEDULES and stage.why
+    assert {trial.strategy for trial in stage.trials} == set(SCHEDULES)  # it is not a library call
     assert [trial.strategy for trial in stage.trials if trial.chosen] == [stage.strategy]
     assert all(trial.lanes is not None and trial.lanes.existing > sum(LENGTHS) for trial in stage.trials)
     assert stage.kept and stage.proven and all(bound.reason for bound in (*stage.kept, *stage.proven))

@@ -14,7 +14,7 @@ from serrate.compiled import Compiled
 from serrate.engine import BACKENDS
 from serrate.ir.tile import TileProgram
 from serrate.lower.stages import stages
-from serrate.schedule.strategies import STRATEGIES, plan
+from serrate.schedule.strategies import SCHEDULES, plan
 
 
 def softmax() -> ir.Fusion:
@@ -32,7 +32,7 @@ def product() -> ir.Fusion:
 
 
 @pytest.mark.parametrize("made", [softmax, product])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
 def test_every_tile_has_a_reason(made: Callable[[], ir.Fusion], strategy: str, backend: str) -> None:
     for program in stages(made()):

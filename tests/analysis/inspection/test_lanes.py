@@ -18,7 +18,7 @@ from serrate.ir.loops import LoopProgram
 from serrate.lower.pipeline import lower
 from serrate.report.collect import StageFacts
 from serrate.runtime.memory import whole
-from serrate.schedule.strategies import STRATEGIES
+from serrate.schedule.strategies import SCHEDULES
 from serrate.tuner.candidates import Candidate
 
 LENGTHS = [10, 0, 37, 1, 64, 5, 0, 20, 3]
@@ -85,7 +85,7 @@ def run_and_count(
     return LaneCount(*counted)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SCHEDULES)
 @pytest.mark.parametrize("made", [sums, softmax, of_kernel])
 def test_lanes_are_those_that_the_reference_visits(
     monkeypatch: pytest.MonkeyPatch, made: Callable[[JaggedTensor], StageFacts], strategy: str
