@@ -104,8 +104,8 @@ def _inside(container: Any) -> list[Any]:
 
 
 def _packed(x: Any) -> Any:
-    """A ragged argument with its rows back to back, as gradients have them, if it has one ragged dim. Packing is recorded, so gaps
-    get no gradient."""
+    """A ragged argument with its rows back to back, as gradients have them, if it has one ragged dim. Packing is recorded, so
+    gaps get no gradient."""
     return x.contiguous() if isinstance(x, JaggedTensor) and x.requires_grad and len(x.jagged_dims) == 1 else x
 
 
