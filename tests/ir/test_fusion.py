@@ -150,7 +150,7 @@ def test_unknown_attributes_and_functions_are_refused() -> None:
 def test_running_needs_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serrate.ir.hooks._installed", {})
     for run in (Fusion().evaluate, Fusion().compile):
-        with pytest.raises(VerificationError, match=r"serrate\.engine is not imported"):
+        with pytest.raises(VerificationError, match=r"serrate\.compiled is not imported"):
             run()
 
 

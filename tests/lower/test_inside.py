@@ -18,7 +18,7 @@ from torch import Tensor
 
 import serrate
 import serrate.language as hl
-from serrate import JaggedTensor, engine, ir, jit, ops
+from serrate import JaggedTensor, compiled, engine, ir, jit, ops
 from serrate.codegen import reference
 from serrate.compiled import FusionStage
 from serrate.ir.expr import Array, Expr, Less, symbol
@@ -121,7 +121,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return plain_bound(ready, sources, tensors, **rest)
 
     monkeypatch.setattr(FusionStage, "run", run)
-    for module in (engine, stage):
+    for module in (compiled, stage):
         monkeypatch.setattr(module, "bound", bound)
     with composed.one_thread():
         yield
