@@ -129,6 +129,11 @@ class CppExecutable:
         every = [whole(t) for t in tensors]
         self.bound([t.numel() for t in every], arrays, symbols)(every)
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether nothing is left to be compiled or loaded."""
+        return self._function is not None
+
     def shared(self, threads: int | None, order: str) -> CppExecutable:
         """The same program, whose grid positions at most so many threads take in another order."""
         made = copy.copy(self)

@@ -164,7 +164,8 @@ class ProgramLaboratory:
             else:
                 self._ready[candidate] = ready
         found = {c: self._ready[c].executable for c in candidates if c in self._ready}
-        return failed | _compiled({c: e for c, e in found.items() if isinstance(e, CppExecutable)}, end - self.now())
+        missing = {c: e for c, e in found.items() if isinstance(e, CppExecutable) and not e.is_loaded}
+        return failed | _compiled(missing, end - self.now())
 
     def run(self, candidate: Candidate, repeats: int) -> float:
         call = self._runs.get(candidate)

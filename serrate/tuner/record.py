@@ -115,13 +115,17 @@ def tuning_from(given: Mapping[str, Any], source: str) -> Tuning:
 
 
 def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+    return _text_digest(json.dumps(value, sort_keys=True))
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def packed(tuning: Tuning) -> bytes:
     """The bytes of a record's file."""
-    body = tuning.as_dict()
-    return json.dumps({"digest": _digest(body), "tuning": body}, indent=1).encode()
+    body = json.dumps(tuning.as_dict(), sort_keys=True)
+    return f'{{"digest": "{_text_digest(body)}", "tuning": {body}}}'.encode()
 
 
 def unpacked(content: bytes, source: str = "remembered") -> Tuning:
@@ -151,6 +155,8 @@ class Shelf:
         self.known: dict[Bucket, Tuning] = {}
         """Replaced and never changed: threads that tune in the background add to it."""
         self._reported: set[Path] = set()
+        self._read: dict[Path, int] = {}
+        """When the records that were read had been written."""
         self.load()
 
     def load(self) -> None:
@@ -165,6 +171,10 @@ class Shelf:
         read: dict[Bucket, Tuning] = {}
         for path in sorted(self.folder.glob("*.json")):
             try:
+                written = path.stat().st_mtime_ns
+                if self._read.get(path) == written:
+                    continue
+                self._read[path] = written
                 found = unpacked(path.read_bytes())
             except (OSError, ValueError) as error:
                 self._report(path, str(error))
