@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -40,23 +40,23 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.storage import row_dims
-from serrate.ir.tile import TileProgram
+from serrate.ir.tile import Library, TileProgram
 from serrate.ir.values import Read, Tensor
 from serrate.lower.stages import arrays_of, stages
 from serrate.modes import is_batch_invariant, is_deterministic
-from serrate.runtime import library, memory
+from serrate.runtime import library
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import NOTHING_KNOWN, Binder, BoundCall, KnownRows
-from serrate.runtime.dispatch import Binding, Key, Leaves, Prepared, Seen, bound, key_of, profiled, remember
+from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, profiled, remember
 from serrate.runtime.indices import require_inside
-from serrate.runtime.launch import CppExecutable, TensorExecutable, load_together
+from serrate.runtime.launch import CppExecutable, Executable, TensorExecutable, load_together
 from serrate.runtime.locks import making
 from serrate.runtime.memory import InMemory
 from serrate.runtime.results import Result, ResultReader, known_rows, remember_rows
 from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import schedule_of
-from serrate.schedule.heuristic import Choice, RowStatistics, choose, invariant
+from serrate.schedule.heuristic import Choice, RowStatistics, choose, invariant, similar_mean
 from serrate.schedule.loop_handle import LoopHandle
 from serrate.schedule.plan import Plan
 from serrate.schedule.prepare import RowFacts, row_facts
@@ -89,11 +89,24 @@ class FusionStage(CompiledStage):
         super().__init__(program, owner.binder, owner.policy, shares)
         self.owner, self.binder = owner, owner.binder
         self._flat: dict[Any, Prepared] = {}
-        self._sizes: dict[Any, SizedProgram] = {}
-        """Under plans that are named or usual, by everything that these depend on."""
+        self._sizes: dict[Any, tuple[SizedProgram, Callable[[], bool]]] = {}
+        """By everything that a plan and sizes depend on, besides what is remembered about plans: each with a function that says
+        whether that is still the same."""
         self._usually: dict[tuple[Any, ...], BuiltProgram] = {}
         """By backend, strategy and options."""
+        self._means: list[int] = []
+        """The mean lengths of rows that plans were chosen for."""
         self._number = next(_numbers)
+        self.input_names = tuple(t.name for t in program.inputs)
+        self._places: dict[Executable, tuple[tuple[str, int], ...]] = {}
+
+    def output_places(self, executable: Executable) -> tuple[tuple[str, int], ...]:
+        """The names of the stage's outputs, each with its place among the tensors of a program."""
+        found = self._places.get(executable)
+        if found is None:
+            tensors, outputs = executable.program.tensors, self.naive.outputs
+            found = self._places[executable] = tuple((t.name, k) for k, t in enumerate(tensors) if t in outputs)
+        return found
 
     @functools.cached_property
     def _facts(self) -> RowFacts | None:
@@ -115,19 +128,16 @@ class FusionStage(CompiledStage):
 
     def run(self, call: BoundCall, inputs: Sequence[torch.Tensor], ready: Prepared) -> list[Any]:
         """Runs the stage; returns its tensors: inputs, outputs, scratch, private rows."""
-        shapes, count, device = ready.shapes, ready.outputs, call.device
-        made: list[InMemory] = [memory.empty(shape, dtype, device) for shape, dtype in shapes[:count]]
-        scratch = memory.scratch(shapes[count:], device) if len(shapes) > count else None
-        tensors = [*inputs, *made, *(() if scratch is None else scratch()), *ready.private]
+        tensors = [*inputs, *ready.allocate(), *ready.private]
         arrays = ready.arrays
         if ready.indices:
             fresh: dict[int, InMemory] = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
             arrays = tuple([fresh.get(k, a) for k, a in enumerate(arrays)])
         if PROFILER._is_profiler_enabled:
             with profiled(ready):
-                ready.executable(tensors, arrays, ready.symbols)
+                _execute(ready, tensors, arrays)
         else:
-            ready.executable(tensors, arrays, ready.symbols)
+            _execute(ready, tensors, arrays)
         return tensors
 
     def prepared(self, call: BoundCall) -> Prepared:
@@ -149,34 +159,53 @@ class FusionStage(CompiledStage):
     def bound(self, call: BoundCall) -> Prepared:
         """Everything that calls with these offsets and extents run with; checks them."""
         self.binder.check(call)
-        backend = self.owner.backend or default_backend(call.device)
         if self._vector_checks:
             self.binder.check_vectors(call, self._vector_checks)
-        sized = self._sized(call, backend)
+        sized = self._sized(call)
         if call.computed is not None:
             return self.with_arrays(call, sized, ())
         readers = zip(self.owner.results, sized.built.results, strict=True)
         return self.with_arrays(call, sized, tuple([read(call, k) for read, k in readers]))
 
-    def _sized(self, call: BoundCall, backend: str) -> SizedProgram:
+    def _sized(self, call: BoundCall) -> SizedProgram:
         """The program under the plan for a call, with its sizes. Lengths often change while sizes do not, or come back."""
-        owner = self.owner
-        is_named = is_batch_invariant() or owner.strategy is not None or owner.hand is not None
-        if not is_named and not self.is_idle(call, backend):
-            return self.sized(call, self._tuned(call, backend))
+        key: tuple[Any, ...]
         facts = self._facts
         longest = None if facts is None else self.binder.known_longest(call, facts.ragged)
-        modes = (torch.get_num_threads(), is_batch_invariant(), is_deterministic())
-        key = (backend, call.numbers, longest, call.device, call.hints, *modes)
-        found = self._sizes.get(key)
-        if found is None:
-            built = self._named_or_usual(call, backend)
-            found = self.sized(call, built)
-            if built.by_size[is_host(call.device)] is not None:
-                self._sizes[key] = found
-                while len(self._sizes) > FLAT:
-                    self._sizes.pop(next(iter(self._sizes)))
+        sizes, key = call.sizes, (self._number, call.numbers, longest)
+        if sizes is None:
+            modes = (settings.current().plans, torch.get_num_threads(), is_batch_invariant(), is_deterministic())
+            sizes, key = self._sizes, (*key, call.device, call.hints, *modes)
+        known = sizes.get(key)
+        if known is not None and known[1]():
+            return known[0]
+        built, holds = self._planned(call, self.owner.backend or default_backend(call.device))
+        found = self.sized(call, built)
+        if holds is not None and built.by_size[is_host(call.device)] is not None:
+            sizes.pop(key, None)
+            sizes[key] = found, holds
+            while len(sizes) > FLAT:
+                sizes.pop(next(iter(sizes)))
         return found
+
+    def _planned(self, call: BoundCall, backend: str) -> tuple[BuiltProgram, Callable[[], bool] | None]:
+        """The program under the plan for a call: the one that is named, remembered, measured or usual; and a function that says
+        whether calls like this one still have that plan. None if the next one may have another."""
+        if self._named(backend) is not None:
+            return self._named_or_usual(call, backend), lambda: True
+        if backend == "reference":
+            return self._named_or_usual(call, backend), lambda: True
+        tuner = self._tuner(backend, call.device)
+        if tuner.is_idle():
+            return self._named_or_usual(call, backend), None if is_paused() else tuner.is_idle
+        facts = self._call_facts(call, backend)
+        tuning = self.tuning(call, backend, facts, self._arena(call))
+        built = self.built_or(call, backend, tuning.chosen, facts.usual)
+
+        def holds() -> bool:
+            return tuner.shelf.known.get(tuning.bucket) is tuning
+
+        return built, holds if holds() else None
 
     def planned(self, chosen: Candidate, target: Target) -> Plan:
         hand = self.owner.hand
@@ -217,11 +246,6 @@ class FusionStage(CompiledStage):
             found = self._usually[key] = self.built(call, backend, Candidate(strategy, tuple(options.items())))
         return found
 
-    def _tuned(self, call: BoundCall, backend: str) -> BuiltProgram:
-        """The program under the plan that is remembered or measured for this call."""
-        facts = self._call_facts(call, backend)
-        return self.built_or(call, backend, self.chosen(call, backend, facts, self._arena(call)), facts.usual)
-
     def _named(self, backend: str) -> Candidate | None:
         """What the user has chosen, or a mode."""
         owner = self.owner
@@ -241,7 +265,7 @@ class FusionStage(CompiledStage):
     def _usual(self, call: BoundCall, backend: str) -> tuple[RowStatistics | None, Choice]:
         """What the host knows about the rows of a call, and what is chosen without measuring."""
         binder, target, facts = self.binder, BACKENDS[backend], self._facts
-        rows, product = None, False
+        rows, about = None, dict[str, Any]()
         if facts is not None:
             width, count, exact, bound = self._facts_readers
             # On a device, lengths are not copied to the host just to choose a plan.
@@ -249,9 +273,11 @@ class FusionStage(CompiledStage):
             # If rows have gaps, the host knows the space they take.
             total = (exact if is_host(call.device) else bound)(call)
             rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
-            product = facts.product
-        distribution = call.hints.distribution
-        return rows, choose(rows, target, device_workers(call.device), product=product, distribution=distribution)
+            # In deterministic mode, earlier calls decide nothing.
+            mean = rows.mean if is_deterministic() else similar_mean(rows.mean, self._means)
+            about = {"product": facts.product, "carried": facts.carried, "mean": mean}
+        workers, distribution = device_workers(call.device), call.hints.distribution
+        return rows, choose(rows, target, workers, **about, distribution=distribution)
 
     def _call_facts(self, call: BoundCall, backend: str) -> CallFacts:
         facts = self._facts
@@ -282,6 +308,24 @@ class FusionStage(CompiledStage):
             return OutputArena([t.clone() for t in inputs] if copies else inputs, call.device)
 
         return arena
+
+
+class LibraryStage(NamedTuple):
+    """A library call that is a stage of a fusion."""
+
+    function: str
+    tensors: tuple[str, ...]
+    """The names of those that it takes."""
+    options: tuple[Any, ...]
+    """Each a number, or a function of a call."""
+    targets: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, call: Library, binder: Binder) -> LibraryStage:
+        """Everything about a library call that can be worked out before the first call of the fusion."""
+        tensors = tuple(v.tensor.memory.name for v in call.values if isinstance(v, Read))
+        options = tuple(binder.number_reader(o) if isinstance(o, Expr) else o for o in call.options)
+        return cls(call.function, tensors, options, tuple(call.targets))
 
 
 class Compiled:
@@ -324,7 +368,9 @@ class Compiled:
         self.result_names = frozenset(view.tensor.memory.name for view in fusion.results)
         cut = stages(fusion)
         shares = sum(isinstance(s, TileProgram) for s in cut)
-        self.stages = tuple(FusionStage(self, s, shares) if isinstance(s, TileProgram) else s for s in cut)
+        self.stages = tuple(
+            FusionStage(self, s, shares) if isinstance(s, TileProgram) else LibraryStage.of(s, self.binder) for s in cut
+        )
         self.hand = schedule_of(fusion) if strategy is None and fusion.schedule is not None else None
         for stage in self.stages:
             if isinstance(stage, FusionStage) and self.hand is not None:
@@ -341,7 +387,7 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         args, ragged = self._plain(args)
-        leaves: Leaves = []
+        leaves = CallLeaves()
         key = key_of(args, leaves, [], _unknown)
         every = args if len(args) == len(self.binder.inputs) - self.binder.seeds else ()
         offsets = [every[k] for k in self.binder.offsets if every and isinstance(every[k], torch.Tensor)]
@@ -458,6 +504,29 @@ class Compiled:
                 return Compiled(fusion, self.backend, save=self.save, policy=NEVER)
         return Compiled(fusion, self.backend, self.strategy, save=self.save, policy=self.policy, **self.options)
 
+    def is_outlined(self, args: Sequence[Any]) -> bool:
+        """Whether `rerun` serves calls with the outline of this one: it records no gradients and draws no seeds, and takes the
+        arguments as they are."""
+        is_plain = bool(args) and all(isinstance(arg, torch.Tensor) and arg.is_contiguous() for arg in args)
+        return is_plain and not self.binder.seeds and not _requiring_gradients(args)
+
+    def rerun(
+        self,
+        args: Sequence[Any],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        known: KnownRows,
+        sizes: dict[Any, Any],
+    ) -> Any:
+        """A call with the outline of an earlier one; `sizes` is what those have left."""
+        call = self.binder.rebind(args, known, args[0].device)
+        call.sizes = sizes
+        if hints is not None:
+            call.hints = hints[1]
+        if self._whole is not None:
+            return self._run_whole(call, finish, hints, again=False)
+        return self._run_staged(call, finish, hints)
+
     def once(
         self,
         args: Sequence[Any],
@@ -494,6 +563,8 @@ class Compiled:
         clean = all(given is arg for given, arg in zip(call.args, args, strict=True))
         ready = None if self._whole is None or not clean else self._whole.bound(call)
         indices = None if ready is None else self._index_places(ready, args, sources)
+        if self._whole is None and clean and args:
+            return functools.partial(self._staged, sources, finish, hints, known, {})
         if ready is None or indices is None:
             return functools.partial(self._unbound, sources, finish, hints, known, True)
         results, count = _hinted(ready.results, hints), len(self.fusion.outputs)
@@ -526,6 +597,19 @@ class Compiled:
         """A binding for these arguments that returns a list of results."""
         return self.bind(args, range(len(args)))
 
+    def _staged(
+        self,
+        sources: Sequence[int | torch.Tensor],
+        finish: Callable[[list[Any]], Any],
+        hints: tuple[Structure, Hints] | None,
+        known: KnownRows,
+        sizes: dict[Any, Any],
+        leaves: Leaves,
+        into: Sequence[torch.Tensor] = (),
+    ) -> Any:
+        """As `rerun`, given the leaves of a call and where its arguments are among them."""
+        return self.rerun([leaves[s] if isinstance(s, int) else s for s in sources], finish, hints, known, sizes)
+
     def _unbound(
         self,
         sources: Sequence[int | torch.Tensor],
@@ -550,14 +634,27 @@ class Compiled:
         """Runs a call without a binding: the first with these rows, or one that must be bound anew every time (stages with
         computed extents, checks of indices, arguments that must be copied first). `again` if there may be others like it."""
         call = self._called(args, known, hints)
-        if self._whole is None:
-            call, env = self._run_stages(call)
-            read = tuple([reader(call) for reader in self.results])
-            results: list[Any] = [r.of(env[r.tensor]) for r in _hinted(read, hints)]
-        else:
-            ready = self._whole.prepared(call) if again else self._whole.bound(call)
-            tensors = self._whole.run(call, call.args, ready)
-            results = [r.of(tensors[r.place]) for r in _hinted(ready.results, hints)]
+        if self._whole is not None:
+            return self._run_whole(call, finish, hints, again)
+        return self._run_staged(call, finish, hints)
+
+    def _run_staged(self, call: BoundCall, finish: Callable[[list[Any]], Any], hints: tuple[Structure, Hints] | None) -> Any:
+        """As `_run`, where there are several stages."""
+        call, env = self._run_stages(call)
+        read = tuple([reader(call) for reader in self.results])
+        return self._finished(call, [r.of(env[r.tensor]) for r in _hinted(read, hints)], finish)
+
+    def _run_whole(
+        self, call: BoundCall, finish: Callable[[list[Any]], Any], hints: tuple[Structure, Hints] | None, again: bool
+    ) -> Any:
+        """As `_run`, where one program is the whole fusion."""
+        assert self._whole is not None
+        ready = self._whole.prepared(call) if again else self._whole.bound(call)
+        tensors = self._whole.run(call, call.args, ready)
+        return self._finished(call, [r.of(tensors[r.place]) for r in _hinted(ready.results, hints)], finish)
+
+    def _finished(self, call: BoundCall, results: list[Any], finish: Callable[[list[Any]], Any]) -> Any:
+        """The return value of a call; raises if its results say that an index was out of range."""
         if self.fusion.index_checks:
             count = len(self.fusion.outputs)
             require_inside(self.fusion, call.args, results[count:])
@@ -574,19 +671,18 @@ class Compiled:
         self, call: BoundCall, seen: Callable[[FusionStage, BoundCall, Prepared], None] = lambda *_: None
     ) -> tuple[BoundCall, dict[str, torch.Tensor]]:
         computed: dict[str, torch.Tensor] = {}
-        call = BoundCall(call.args, call.numbers, call.device, call.known, computed, hints=call.hints)
-        env = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True))
+        call = BoundCall(call.args, call.numbers, call.device, call.known, computed, hints=call.hints, sizes=call.sizes)
+        env = dict(zip(self.binder.names, call.args, strict=True))
         self.binder.check(call)
         for stage in self.stages:
             if isinstance(stage, FusionStage):
-                program = stage.naive
                 ready = stage.prepared(call)
-                tensors = stage.run(call, [env[t.name] for t in program.inputs], ready)
+                tensors = stage.run(call, [env[name] for name in stage.input_names], ready)
                 seen(stage, call, ready)
-                made = {t.name: x for t, x in zip(ready.executable.program.tensors, tensors, strict=True) if t in program.outputs}
+                made = {name: tensors[k] for name, k in stage.output_places(ready.executable)}
             else:
-                given = [env[v.tensor.memory.name] for v in stage.values if isinstance(v, Read)]
-                options = [self.binder.extent(call, o) if isinstance(o, Expr) else o for o in stage.options]
+                given = [env[name] for name in stage.tensors]
+                options = [each(call) if callable(each) else each for each in stage.options]
                 results = library.run(stage.function, given, options, self.backend or default_backend(call.device))
                 made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}
             computed.update(made)
@@ -656,6 +752,15 @@ class Compiled:
     def plans(self, *args: Any) -> list[Plan]:
         """The plans of all stages."""
         return [ready.plan for ready in self._prepared(*args)]
+
+
+def _execute(ready: Prepared, tensors: Sequence[InMemory], arrays: Sequence[InMemory]) -> None:
+    """Runs a program that was prepared."""
+    if ready.execute is None:
+        ready.executable(tensors, arrays, ready.symbols)
+    else:
+        every = [*tensors, *arrays]
+        ready.execute([each.data_ptr() for each in every], lambda: every)
 
 
 def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) -> tuple[Result, ...]:

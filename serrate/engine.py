@@ -21,12 +21,14 @@ from serrate.ir.expr import Array, Expr, Symbol, shapes_function
 from serrate.ir.loops import LoopProgram
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role, Tensor
+from serrate.lower.passes.join_launches import join_launches
 from serrate.lower.pipeline import lower
 from serrate.modes import is_deterministic
+from serrate.runtime import memory
 from serrate.runtime.bind import Arguments, BoundCall
 from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Prepared
-from serrate.runtime.launch import CppExecutable, ReferenceExecutable, TensorExecutable
+from serrate.runtime.launch import CppExecutable, Execute, ReferenceExecutable, TensorExecutable
 from serrate.runtime.library_executable import LibraryExecutable
 from serrate.runtime.locks import making
 from serrate.runtime.memory import InMemory
@@ -77,6 +79,9 @@ def build(
     from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
 
     plans = chosen.of_kernels(len(loops.kernels))
+    if len({(plan.warps, plan.stages) for plan in plans[:2]}) == 1:
+        loops = join_launches(loops)
+        plans = chosen.of_kernels(len(loops.kernels))
     return TritonExecutable(loops, [plan.warps for plan in plans], [plan.stages for plan in plans])
 
 
@@ -136,6 +141,10 @@ class SizedProgram(NamedTuple):
     symbols: tuple[int, ...]
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     private: tuple[torch.Tensor, ...]
+    allocate: Callable[[], list[InMemory]]
+    """Outputs and scratch, new ones at every call."""
+    execute: Execute | None
+    """The program with everything but its memory; None if it depends on arrays."""
 
 
 class CallFacts(NamedTuple):
@@ -334,24 +343,26 @@ class CompiledStage(ABC):
     @staticmethod
     def sized(call: BoundCall, built: BuiltProgram) -> SizedProgram:
         """The program with the sizes of a call."""
-        by_size = built.by_size[is_host(call.device)]
-        if by_size is not None:
-            dtypes = [t.dtype for t in built.allocated]
-            return SizedProgram(built, built.numbers(call), tuple(zip(by_size(call.numbers), dtypes, strict=True)), ())
-        return SizedProgram(
-            built,
-            built.numbers(call),
-            tuple([(shape(call), t.dtype) for shape, t in zip(built.shapes, built.allocated, strict=True)]),
-            tuple([_row(shape(call), t.dtype) for shape, t in zip(built.rows, built.private, strict=True)]),
-        )
+        by_size, device = built.by_size[is_host(call.device)], call.device
+        sizes = [shape(call) for shape in built.shapes] if by_size is None else by_size(call.numbers)
+        shapes = tuple(zip(sizes, [t.dtype for t in built.allocated], strict=True))
+        private = tuple([_row(shape(call), t.dtype) for shape, t in zip(built.rows, built.private, strict=True)])
+        symbols = built.numbers(call)
+        allocate = memory.allocation(shapes, built.outputs, device)
+        return SizedProgram(built, symbols, shapes, private, allocate, built.executable.sized(symbols, device))
 
     @staticmethod
     def with_arrays(call: BoundCall, sized: SizedProgram, results: tuple[Result, ...]) -> Prepared:
         """The program with the sizes and the arrays of a call."""
-        built, symbols, shapes, private = sized
-        return Prepared(
-            built.plan, built.executable, built.arrays(call), built.indices, symbols, shapes, built.outputs, private, results
+        built, symbols, shapes, private, allocate, execute = sized
+        plan, executable, indices, outputs, arrays = (
+            built.plan,
+            built.executable,
+            built.indices,
+            built.outputs,
+            built.arrays(call),
         )
+        return Prepared(plan, executable, arrays, indices, symbols, shapes, outputs, private, allocate, execute, results)
 
     def _shape_reader(self, tensor: Tensor) -> ShapeReader:
         """The shape in memory, as a function of a call: exact for results and if lengths are on the host, else an upper bound

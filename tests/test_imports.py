@@ -41,6 +41,7 @@ ORDER = (
     "nn",
     "distributed",
     "cli",
+    "__main__",
 )
 
 APART = {

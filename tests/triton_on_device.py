@@ -26,13 +26,13 @@ def launch_on(device: torch.device, plain: Callable[..., None]) -> Callable[...,
     """`TritonFunction.launch`, for tensors on the device or on a CPU."""
 
     @functools.wraps(plain)
-    def launch(self: Any, grid: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]) -> None:
+    def launch(self: Any, grid: tuple[int, ...], tensors: Sequence[Any], *rest: Any) -> None:
         given = [whole(t) for t in tensors]
-        if all(t.device.type != "cpu" for t in given):
-            plain(self, grid, given, numbers)
+        if all(t.device.type != "cpu" or t.is_pinned() for t in given):
+            plain(self, grid, given, *rest)
             return
         copies = Copies(device)
-        plain(self, grid, [copies.of(t) for t in given], numbers)
+        plain(self, grid, [copies.of(t) for t in given], *rest)
         copies.back()
 
     return launch

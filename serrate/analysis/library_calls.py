@@ -241,8 +241,9 @@ def _normalisation(largest: Value, total: Value) -> Value:
     """What sums of weighted values are scaled by: 0 if nothing was seen, NaN if the maximum is infinite."""
     dtype = total.dtype
     undefined = call("sub", largest, largest, dtype=dtype)
-    factor = call("add", call("reciprocal", total, dtype=dtype), undefined, dtype=dtype)
     nothing = call("eq", total, constant(0, dtype), dtype=torch.bool)
+    divisor = call("where", nothing, constant(1.0, dtype), total, dtype=dtype)
+    factor = call("add", call("reciprocal", divisor, dtype=dtype), undefined, dtype=dtype)
     return call("where", nothing, constant(0.0, dtype), factor, dtype=dtype)
 
 

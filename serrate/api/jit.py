@@ -31,18 +31,31 @@ from serrate.errors import CallError, GradientError, TraceError
 from serrate.frontend import autocast
 from serrate.frontend.dependencies import Snapshot, kept, snapshot
 from serrate.frontend.keyed import TracedKeyed, leaves_in
-from serrate.frontend.leaves import Leaves, leaves_of, refuse_nested
+from serrate.frontend.leaves import leaves_of, refuse_nested
 from serrate.frontend.python_objects import WeakMethod
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, FusionInputs, StructureNumbers, TracedFunction, described, trace
 from serrate.ir.view import TensorView
-from serrate.runtime.dispatch import Binding, FastPath, Key, Other, Seen, form_of, key_of, remember
+from serrate.runtime.bind import KnownRows
+from serrate.runtime.dispatch import (
+    Binding,
+    CallLeaves,
+    FastPath,
+    Key,
+    Leaves,
+    Other,
+    Seen,
+    form_of,
+    key_of,
+    outline_of,
+    remember,
+)
 from serrate.runtime.locks import making
 from serrate.runtime.results import known_rows
 from serrate.schedule.plan import Plan
-from serrate.tensor import JaggedTensor, KeyedJaggedTensor
+from serrate.tensor import JaggedTensor, KeyedJaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.torch_private import has_tangent, in_dual_level, in_transform, is_transformed
+from serrate.tensor.torch_private import has_tangent, in_dual_level, in_transform, is_recorded, is_transformed
 from serrate.tuner.policy import EAGER, USUAL, Policy, retuning
 from serrate.tuner.record import Tuning
 
@@ -61,21 +74,50 @@ class TracedProgram:
     def __init__(self, traced: TracedFunction, compiled: Compiled, inputs: FusionInputs) -> None:
         self.traced, self.compiled, self._inputs = traced, compiled, inputs
         self._finish = _finish(traced)
+        self._described = [(inputs.ragged.index(k), first) for k, first in inputs.described]
 
-    def bind(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], *, once: bool = False) -> Binding:
-        """A binding for calls with these leaves, or for one such call; `tensors` are the inputs of the program."""
-        inputs, constants, hints = self._inputs, self.traced.constants, None
-        if inputs.ragged and (first := leaves[inputs.ragged[0]])._hints is not NO_HINTS:
-            # Results with the rows of the first ragged tensor inherit its hints.
-            hints = (first.structure, first.hints)
-        sources = [tensor if leaf is None else leaf for leaf, tensor in zip(inputs.leaves, tensors, strict=True)]
-        known = known_rows([(leaves[k]._structure, first) for k, first in inputs.described])
-        if constants:
-            tensors, sources = [*tensors, *constants], [*sources, *constants]
-        if once:
-            return self.compiled.once(tensors, sources, self._finish, hints=hints, known=known)
-        keep = [leaves[k].structure for k in inputs.ragged]
-        return self.compiled.bind(tensors, sources, self._finish, hints=hints, keep=keep, known=known)
+    def bind(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Binding:
+        """A binding for calls with these leaves; `tensors` are the inputs of the program."""
+        inputs, constants = self._inputs, self.traced.constants
+        structures = [leaves[k]._structure for k in inputs.ragged]
+        known, hints = self._known([leaves[k] for k in inputs.ragged])
+        return self.compiled.bind(
+            [*tensors, *constants], self._sources(tensors), self._finish, hints=hints, keep=structures, known=known
+        )
+
+    def bound(self, values: Leaves, ragged: Sequence[JaggedTensor]) -> Binding:
+        """As `bind`, given the leaves as bindings take them, and the ragged ones."""
+        leaves = [*values]
+        for k, value in zip(self._inputs.ragged, ragged, strict=True):
+            leaves[k] = value
+        return self.bind(leaves, self._inputs.placed(values, ragged))
+
+    def run(self, values: Leaves, ragged: Sequence[JaggedTensor], sizes: dict[Any, Any] | None) -> Any:
+        """One call, for which nothing is kept; `values` are its leaves as bindings take them, `sizes` as in `Outlined`."""
+        tensors, (known, hints) = self._inputs.placed(values, ragged), self._known(ragged)
+        if self.traced.constants:
+            tensors += self.traced.constants
+        if sizes is not None:
+            return self.compiled.rerun(tensors, self._finish, hints, known, sizes)
+        return self.compiled.once(tensors, self._sources(tensors), self._finish, hints=hints, known=known)(values)
+
+    def outlined(self, values: Leaves, ragged: Sequence[JaggedTensor]) -> Outlined:
+        """What serves calls with the outline of this one."""
+        every = [*self._inputs.placed(values, ragged), *self.traced.constants]
+        return Outlined(self, {} if self.compiled.is_outlined(every) else None)
+
+    def _sources(self, tensors: Sequence[torch.Tensor]) -> list[int | torch.Tensor]:
+        """Where the inputs of the program are among the leaves, and those that are not."""
+        own = [tensor if leaf is None else leaf for leaf, tensor in zip(self._inputs.leaves, tensors, strict=False)]
+        return [*own, *self.traced.constants]
+
+    def _known(self, ragged: Sequence[JaggedTensor]) -> tuple[KnownRows, tuple[Structure, Hints] | None]:
+        """The rows of a call's ragged tensors that need no check; and the hints of the first one, which results with its rows
+        inherit."""
+        known = known_rows([(ragged[k]._structure, first) for k, first in self._described])
+        if ragged and (first := ragged[0])._hints is not NO_HINTS:
+            return known, (first._structure, first._hints)
+        return known, None
 
 
 def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:
@@ -90,6 +132,14 @@ def _finish(traced: TracedFunction) -> Callable[[list[Any]], Any]:
     return finish
 
 
+class Outlined(NamedTuple):
+    """What serves calls with one outline."""
+
+    program: TracedProgram
+    sizes: dict[Any, Any] | None
+    """What depends only on sizes, from earlier calls; None if each call is bound anew."""
+
+
 class Signature(NamedTuple):
     """The programs for one form of arguments."""
 
@@ -100,13 +150,14 @@ class Signature(NamedTuple):
 class FunctionState:
     """The programs of a function for one state of its dependencies: what it reads besides its arguments."""
 
-    __slots__ = ("bindings", "function", "kinds", "seen", "snapshot", "used")
+    __slots__ = ("bindings", "function", "kinds", "outlines", "seen", "snapshot", "used")
 
     def __init__(self, function: Callable[..., Any], taken: Snapshot | None, used: tuple[int, ...] = ()) -> None:
         self.function, self.snapshot, self.used = function, taken, used
         """Which of the reachable tensors are inputs of the programs. Grows while the function is traced."""
         self.kinds: OrderedDict[Key, Signature] = OrderedDict()
         self.bindings: OrderedDict[Key, Binding] = OrderedDict()
+        self.outlines: OrderedDict[Key, Outlined] = OrderedDict()
         self.seen = Seen()
 
     def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
@@ -116,8 +167,9 @@ class FunctionState:
         reached = self.snapshot.read(self.function, objects)
         return reached if type(reached) is tuple else None
 
-    def find(self, form: Key, leaves: Leaves) -> tuple[TracedProgram, list[torch.Tensor]] | None:
-        """The program for a call of this form, and its inputs; None if no such call was traced yet."""
+    def find(self, form: Key, leaves: Sequence[Any]) -> tuple[TracedProgram, bool] | None:
+        """The program for a call of this form, and whether it serves all calls with the same outline; None if no such call was
+        traced yet."""
         signature = self.kinds.get(form)
         if signature is None:
             return None
@@ -125,9 +177,9 @@ class FunctionState:
             self.kinds.move_to_end(form)
         tensors = signature.inputs.tensors(leaves)
         program = signature.programs.find([size for tensor in tensors for size in tensor.shape])
-        return None if program is None else (program, tensors)
+        return None if program is None else (program, not signature.programs.fixes_rows)
 
-    def signature(self, form: Key, leaves: Leaves, count: int) -> tuple[Signature, list[torch.Tensor], list[int]]:
+    def signature(self, form: Key, leaves: Sequence[Any], count: int) -> tuple[Signature, list[torch.Tensor], list[int]]:
         """The programs for a form, the inputs of a call, and their sizes; the first `count` leaves are its own tensors."""
         signature = self.kinds.get(form)
         inputs = FusionInputs(leaves) if signature is None else signature.inputs
@@ -211,7 +263,7 @@ class Jitted:
         `into` memory of the caller's."""
         if not self._alone:
             args, kwargs = self._defaulted(args, kwargs)
-        leaves: list[Any] = []
+        leaves = CallLeaves()
         objects: list[Any] = []
         try:
             given = self._key(args, kwargs, leaves, objects)
@@ -227,7 +279,7 @@ class Jitted:
                 _refuse_unhashable((args, kwargs))
                 raise
             if binding is None:
-                binding = self._rebound(args, kwargs, state, reached, key, into)
+                binding = self._rebound(args, kwargs, state, reached, key, leaves, into)
             if binding is not None:
                 return binding, leaves
         return self._bound(args, kwargs, given, objects)
@@ -239,26 +291,44 @@ class Jitted:
         state: FunctionState,
         reached: Sequence[Any],
         key: Key,
+        leaves: CallLeaves,
         into: bool,
     ) -> Binding | None:
         """A binding of a program that an earlier call left: this one has other rows or sizes. None if no call left one."""
-        leaves: list[Any] = []
-        numbers = StructureNumbers()
-        form = self._form(args, kwargs, leaves, numbers)
-        if state.used:
-            form_of([reached[k] for k in state.used], leaves, [], KEY_BY_VALUE, numbers, form=form)
-        found = state.find(tuple(form), leaves)
-        if found is None:
-            return None
-        program, tensors = found
+        outline = outline_of(key, leaves.ragged, StructureNumbers())
+        ragged = [value for _, value in leaves.ragged]
+        known = state.outlines.get(outline)
+        if known is None:
+            items: list[Any] = []
+            numbers = StructureNumbers()
+            form = self._form(args, kwargs, items, numbers)
+            if state.used:
+                form_of([reached[k] for k in state.used], items, [], KEY_BY_VALUE, numbers, form=form)
+            found = state.find(tuple(form), items)
+            if found is None:
+                return None
+            program, serves_all = found
+            known = Outlined(program, None)
+            if serves_all and not any(map(is_recorded, leaves)):
+                known = program.outlined(leaves, ragged)
+                remember(state.outlines, outline, known)
+        program, sizes = known
         # Rows are often seen only once: nothing is prepared for calls that may not come.
-        if not into and not state.seen.note(key, [leaf.structure for leaf in leaves if type(leaf) is JaggedTensor]):
-            return program.bind(leaves, tensors, once=True)
-        binding = program.bind(leaves, tensors)
+        if not into and not self._comes_again(state, program, key, ragged):
+            return lambda leaves, into=(): program.run(leaves, ragged, sizes)
+        binding = program.bound(leaves, ragged)
         remember(state.bindings, key, binding)
         return binding
 
-    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], objects: list[Any]) -> Key:
+    @staticmethod
+    def _comes_again(state: FunctionState, program: TracedProgram, key: Key, ragged: Sequence[JaggedTensor]) -> bool:
+        """Whether there was a call like this one, on the same rows, so that there may be more."""
+        if not ragged:
+            return state.seen.note(key, ())
+        served = [value._structure.is_served(program) for value in ragged]
+        return all(served)
+
+    def _key(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: CallLeaves, objects: list[Any]) -> Key:
         """Everything that a binding depends on. Fills `leaves` with the tensors among the arguments, and `objects` with the
         mutable objects, whose contents are compared separately; an eager operation compares everything by value."""
         other = KEY_BY_VALUE if self._alone else KEY_BY_READING
@@ -301,7 +371,7 @@ class Jitted:
         with making:
             state, program, leaves, tensors = self._traced(args, kwargs, objects)
             # While tracing, more may have been found outside than was known before.
-            key = given if not state.used else _and_outside(given, leaves[-len(state.used) :], [])
+            key = given if not state.used else _and_outside(given, leaves[-len(state.used) :], CallLeaves())
             binding = state.bindings.get(key)
         if binding is None:
             # Not under the lock: binding may measure plans, and other threads build their programs meanwhile.
@@ -396,7 +466,7 @@ class Jitted:
         """The compiled fusion for these arguments, and the tensors it is called with."""
         given, named = self._defaulted(args, kwargs)
         objects: list[Any] = []
-        self._key(given, named, [], objects)
+        self._key(given, named, CallLeaves(), objects)
         with making:
             _, program, _, tensors = self._traced(given, named, objects)
         return program.compiled, [*tensors, *program.traced.constants]
@@ -465,7 +535,7 @@ def _tensor_defaults(function: Callable[..., Any]) -> tuple[inspect.Signature | 
     return signature, [(p.name, p.default) for p in (*tensors, *before)]
 
 
-def _and_outside(key: Key, outside: Sequence[Any], leaves: list[Any]) -> Key:
+def _and_outside(key: Key, outside: Sequence[Any], leaves: CallLeaves) -> Key:
     """Extends the key of a call by its captured tensors, which follow the arguments."""
     further = key_of(outside, leaves, [], KEY_BY_VALUE, key=[*key])
     if in_dual_level() or in_transform():
@@ -515,7 +585,7 @@ def _describes(walk: Walk, by_value: bool) -> Other:
     return other
 
 
-def _walk_key(values: Iterable[Any], key: list[Any], leaves: list[Any], objects: list[Any], other: Other) -> None:
+def _walk_key(values: Iterable[Any], key: list[Any], leaves: Any, objects: list[Any], other: Other) -> None:
     key_of(values, leaves, objects, other, key=key)
 
 

@@ -64,6 +64,11 @@ class Specialised(Generic[P]):
                 return program
         return None
 
+    @property
+    def fixes_rows(self) -> bool:
+        """Whether programs are compiled for sizes of rows."""
+        return not self._fixed.isdisjoint(self._ragged)
+
     def _varies(self, place: int, size: int) -> bool:
         return size > 1 or place in self._ragged
 

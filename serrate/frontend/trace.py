@@ -174,6 +174,7 @@ class FusionInputs:
                     self.ragged_dims.append((0,))
         first = {k for k, _ in self.described}
         self._first = [k in first for k in range(len(leaves))]
+        self._placed = [(k, self.ragged.index(k) if k in first else None) for k in range(len(leaves))]
 
     def tensors(self, leaves: Leaves) -> list[torch.Tensor]:
         """The inputs of a call with these leaves."""
@@ -182,11 +183,25 @@ class FusionInputs:
             if isinstance(leaf, JaggedTensor):
                 found.append(leaf._values)
                 if first:
-                    for rows in leaf._structure._rows:
-                        found += rows.offsets if rows.starts is None else rows.buffers()
+                    _describe(leaf, found)
             else:
                 found.append(leaf)
         return found
+
+    def placed(self, values: Sequence[Any], ragged: Sequence[JaggedTensor]) -> list[torch.Tensor]:
+        """As `tensors`, given the leaves with the values of the ragged ones in their place; and these."""
+        found: list[torch.Tensor] = []
+        for k, place in self._placed:
+            found.append(values[k])
+            if place is not None:
+                _describe(ragged[place], found)
+        return found
+
+
+def _describe(leaf: JaggedTensor, found: list[torch.Tensor]) -> None:
+    """Appends the tensors that describe the rows of a leaf."""
+    for rows in leaf._structure._rows:
+        found += rows.offsets if rows.starts is None else rows.buffers()
 
 
 # --- tracing -------------------------------------------------------------------------------------------------------------

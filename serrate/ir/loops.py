@@ -81,6 +81,13 @@ class Load(Value):
         return f"{self.tensor.name}[{', '.join(map(str, self.index))}{where}]"
 
 
+class Boxed(Load):
+    """A read of a block that may be copied as a whole: where its guard or its statement's does not hold, it may give anything."""
+
+    def __str__(self) -> str:
+        return f"box {super().__str__()}"
+
+
 class Held(Value):
     """The contents of a private block."""
 
@@ -111,6 +118,11 @@ class Existing(Value):
 
 def load(tensor: Tensor, index: tuple[Expr, ...], guard: Guard = (), other: float | int | bool = 0) -> Value:
     return intern(Load, tensor.dtype, tensor, index, guard, other, repr(other))
+
+
+def boxed(value: Load) -> Value:
+    """The same read, which a copy engine may do."""
+    return intern(Boxed, value.dtype, value.tensor, value.index, value.guard, value.other, repr(value.other))
 
 
 def held(local: Local) -> Value:

@@ -17,6 +17,7 @@ from serrate.ir.loops import Block, LoopProgram
 from serrate.ir.tile import TileProgram, statements, verify
 from serrate.lower.blocks import blocks
 from serrate.lower.limits import limits_of
+from serrate.lower.passes.boxes import boxes
 from serrate.lower.passes.collect import collect
 from serrate.lower.passes.end_loops import end_loops
 from serrate.lower.passes.factor_operands import factor_operands
@@ -90,6 +91,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (True, functools.partial(long_sums, branches=target.branches)),
         # test conditions of reads once, where they are the same in all lanes
         (target.lanes_in_order, unswitch),
+        # let a copy engine read operands of matrix products
+        (not target.lanes_in_order, boxes),
         # list the arrays and extents that the caller supplies
         (True, collect),
     ]

@@ -82,6 +82,8 @@ class BoundCall:
     """Those of the first ragged argument."""
     unchecked: list[Callable[[BoundCall], bool]] | None = None
     """Checks that wait for something to be computed; None before the first stage."""
+    sizes: dict[Any, Any] | None = None
+    """What earlier calls with the same outline left about their sizes; None if nobody has looked for such calls."""
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
         """What `make` returns for these tensors: cached with them, or only for this call if one of them was computed."""
@@ -246,7 +248,7 @@ class Binder(Arguments):
                 # Any other extent follows from earlier inputs: a tensor that one program saved for another.
             self._forms.append((tensor.dtype, len(tensor.storage), tuple(fixed), tuple(unknown)))
         super().__init__([tensor.name for tensor in self.inputs], symbols)
-        self._found = _numbers_of_arguments(self._forms)
+        self._found, self._sizes_of = _numbers_of_arguments(self._forms)
         self.partitions = _partitions(fusion)
         self._steps = self._check_steps(fusion)
         self._told: set[int] = set()
@@ -261,6 +263,10 @@ class Binder(Arguments):
             raise CallError(f"{self.name} takes {len(self.inputs) - self.seeds} arguments, got {len(args) - self.seeds}")
         found = self._found(*args)
         return self._bind_one_by_one(args, known) if found is None else BoundCall(tuple(args), *found, known)
+
+    def rebind(self, args: Sequence[torch.Tensor], known: KnownRows, device: torch.device) -> BoundCall:
+        """As `bind`, for arguments of which only the sizes of dims that hold rows are new since another call."""
+        return BoundCall(tuple(args), self._sizes_of(*args), device, known)
 
     def _bind_one_by_one(self, args: Sequence[torch.Tensor], known: KnownRows) -> BoundCall:
         """As `bind`, where an argument is wrong, which this says, or must be copied."""
@@ -563,9 +569,11 @@ Form = tuple[torch.dtype, int, tuple[tuple[int, int], ...], tuple[int, ...]]
 """Of an argument: its dtype, its rank, dims of a fixed size, and dims whose size is a symbol."""
 
 
-def _numbers_of_arguments(forms: Sequence[Form]) -> Callable[..., tuple[tuple[int, ...], torch.device] | None]:
+def _numbers_of_arguments(
+    forms: Sequence[Form],
+) -> tuple[Callable[..., tuple[tuple[int, ...], torch.device] | None], Callable[..., tuple[int, ...]]]:
     """A function of the arguments: the values of symbols, and the device; None if an argument does not have its form, or is not
-    contiguous. Generated, because every call with new rows or sizes asks."""
+    contiguous. And one that returns only the values. Generated, because every call with new rows or sizes asks."""
     conditions: list[str] = []
     numbers: list[str] = []
     for k, (_, rank, fixed, unknown) in enumerate(forms):
@@ -574,20 +582,22 @@ def _numbers_of_arguments(forms: Sequence[Form]) -> Callable[..., tuple[tuple[in
         conditions += [f"a{k}.is_contiguous()", *([f"a{k}.device == a0.device"] if k else [])]
         numbers += [f"s{k}[{dim}]" for dim in unknown]
     arguments = ", ".join(f"a{k}" for k in range(len(forms)))
-    found = f"(({''.join(f'{n}, ' for n in numbers)}), {'a0.device' if forms else 'cpu'})"
+    values = f"({''.join(f'{n}, ' for n in numbers)})"
+    found = f"({values}, {'a0.device' if forms else 'cpu'})"
     names = {"Tensor": torch.Tensor, "dtypes": [dtype for dtype, *_ in forms], "cpu": torch.device("cpu")}
-    made: Callable[..., Any] = eval(f"lambda {arguments}: {found} if {' and '.join(conditions) or 'True'} else None", names)
-    return made
+    checked: Callable[..., Any] = eval(f"lambda {arguments}: {found} if {' and '.join(conditions) or 'True'} else None", names)
+    shapes = f"({''.join(f'a{k}.shape[{dim}], ' for k, (_, _, _, unknown) in enumerate(forms) for dim in unknown)})"
+    return checked, eval(f"lambda {arguments}: {shapes}", {})
 
 
 def known_total(rows: Rows, level: int) -> float | None:
     """The total length of a level, if nothing needs to be copied to the host to say it."""
-    return rows.num_rows(level + 1) if level < rows.depth - 1 else rows.known("total", level)
+    return rows.num_rows(level + 1) if level < rows.depth - 1 else rows.noted("total", level)
 
 
 def known_longest(rows: Rows, level: int) -> int | None:
     """The longest length of a level, if nothing needs to be copied to the host to say it."""
-    found = rows.known("max", level)
+    found = rows.noted("max", level)
     if found is None and on_host(rows.offsets[level]):
         return rows.max_length(level, "max_length")
     return None if found is None else int(found)

@@ -7,12 +7,14 @@ compiled fusions and the device loops of kernels all come through here.
               structure of every ragged tensor and the versions of its offsets; every number and string
     binding   a program with everything but the addresses of the call's tensors: its numbers and derived arrays, how its outputs
               and scratch are allocated, what its results are (`bound`)
+    outline   the key without what is new in every batch: the identity of structures, and the sizes of dims that hold rows
     form      everything a program depends on besides sizes: dtypes, ranks, devices, row formats, which ragged tensors share rows
 
 A warm call walks over its arguments once to make the key, looks it up, and runs the binding. It checks nothing: whatever a check
-could find is part of the key. A call with new offsets has a new key but an old form: its program is found by the form and by the
-sizes that are compiled in (`frontend/specialise.py`, `tiles/specialise.py`), its arguments are checked, and it runs on them. Rows
-are often seen once, so only the second call of a traced function or fusion with the same key leaves a binding.
+could find is part of the key. A call with new offsets has a new key but an old outline, by which its program is found. One with a
+new outline is served by its form and the sizes that are compiled in (`frontend/specialise.py`, `tiles/specialise.py`). Rows that
+are new are checked, unless they were when they were constructed. They are often seen once, so only the second call of a traced
+function or fusion with the same key leaves a binding.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from serrate.frontend.leaves import causal_variant
 from serrate.ir.expr import Array
 from serrate.modes import is_batch_invariant, is_deterministic
 from serrate.runtime import memory
-from serrate.runtime.launch import CppExecutable, TensorExecutable
+from serrate.runtime.launch import CppExecutable, Execute, TensorExecutable
 from serrate.runtime.locks import Lock
 from serrate.runtime.memory import InMemory
 from serrate.runtime.results import Result
@@ -50,7 +52,19 @@ Key = tuple[Any, ...]
 Leaves = list[Any]
 """What a binding reads at every call, in the order of the arguments: tensors, the values of ragged tensors, and numbers that are
 not part of the key."""
-Other = Callable[[Any, list[Any], Leaves, list[Any]], None]
+
+
+class CallLeaves(list[Any]):
+    """The leaves of a call, and its ragged tensors."""
+
+    __slots__ = ("ragged",)
+
+    def __init__(self) -> None:
+        self.ragged: list[tuple[int, JaggedTensor]] = []
+        """Each with its position in the key."""
+
+
+Other = Callable[[Any, list[Any], Any, list[Any]], None]
 """Adds a value that is neither a tensor nor a plain number, string or container to a key or form. Its arguments: the value, the
 key, the leaves, and the objects whose contents are compared separately."""
 
@@ -72,7 +86,7 @@ _of_tensor: Callable[[torch.Tensor], tuple[Any, ...]] = attrgetter("shape", "dty
 
 def key_of(
     values: Iterable[Any],
-    leaves: Leaves,
+    leaves: CallLeaves,
     objects: list[Any],
     other: Other,
     live: bool = False,
@@ -100,11 +114,12 @@ def key_of(
             own, structure, hints = value._values, value._structure, value._hints
             leaves.append(own)
             described = _of_tensor(own)
+            if hints is not NO_HINTS:
+                key.append(hints)
+            leaves.ragged.append((len(key), value))
             key += (described, own.is_contiguous(), id(structure))
             if not described[3]:
                 on_device = own
-            if hints is not NO_HINTS:
-                key.append(hints)
             for rows in structure._rows:
                 key += rows.versions()
         elif live and kind is float:
@@ -130,6 +145,21 @@ def key_of(
     if on_device is not None:
         key.append(_recorded(on_device))
     return key
+
+
+def outline_of(key: Key, ragged: Sequence[tuple[int, JaggedTensor]], number: Callable[[JaggedTensor], int]) -> Key:
+    """The outline of a call, given its key and its ragged tensors; `number` as in `form_of`."""
+    outline = [*key]
+    numbers = [number(value) for _, value in ragged] if len(ragged) > 1 else [0] * len(ragged)
+    for (at, value), own in zip(reversed(ragged), reversed(numbers), strict=True):
+        structure, values, (shape, dtype, requires_grad, is_cpu) = value._structure, value._values, outline[at]
+        dims, width = structure._dims, 3
+        for rows in structure._rows:
+            width += len(rows._tensors)
+        sizes = shape[1:] if dims == (0,) else tuple([size for dim, size in enumerate(shape) if dim not in dims])
+        device = None if is_cpu else values.device
+        outline[at : at + width] = (structure.form, sizes, dtype, requires_grad, device, outline[at + 1], own)
+    return tuple(outline)
 
 
 def _recorded(tensor: torch.Tensor) -> object:
@@ -207,6 +237,9 @@ class Prepared(NamedTuple):
     outputs: int
     """How many of these are outputs."""
     private: tuple[torch.Tensor, ...]
+    allocate: Callable[[], list[InMemory]]
+    execute: Execute | None
+    """As in `SizedProgram`."""
     results: tuple[Result, ...] = ()
 
 
@@ -314,7 +347,8 @@ def _launch(
         assert isinstance(given, int)
         places.append((len(sizes) + k, given))
     if not isinstance(executable, CppExecutable):
-        execute, private, find = executable.bound(arrays, symbols, device), ready.private, _given(sources)
+        execute = executable.bound(arrays, symbols, device) if ready.execute is None else ready.execute
+        private, find = ready.private, _given(sources)
 
         def launch_on_device(leaves: Leaves, into: Sequence[Any] = (), _keep: object = (sources, keep)) -> None:
             pointers = known.copy()

@@ -40,6 +40,9 @@ class Executable(Protocol):
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None: ...
 
+    def sized(self, symbols: Numbers, device: torch.device) -> Execute | None:
+        """The program with everything but its memory, whatever its arrays; None if it depends on them."""
+
 
 class TensorExecutable(Executable, Protocol):
     """A program that may need more than addresses, as one in C++ never does."""
@@ -95,6 +98,10 @@ class ReferenceExecutable:
                 dict(zip(program.symbols, symbols, strict=True)),
             )
 
+    def sized(self, symbols: Numbers, device: torch.device) -> Execute:
+        """The program with everything but its memory."""
+        return self.bound((), symbols, device)
+
     def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Execute:
         """The program with everything but its memory."""
         count = len(self.program.tensors)
@@ -128,6 +135,10 @@ class CppExecutable:
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
         every = [whole(t) for t in tensors]
         self.bound([t.numel() for t in every], arrays, symbols)(every)
+
+    def sized(self, symbols: Numbers, device: torch.device) -> None:
+        """Its addresses are those of arrays too."""
+        return None
 
     @property
     def is_loaded(self) -> bool:

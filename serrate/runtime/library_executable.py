@@ -68,6 +68,10 @@ class LibraryExecutable:
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Sequence[int]) -> None:
         self.bound(arrays, symbols, tensors[0].device)([], lambda: tensors)
 
+    def sized(self, symbols: Sequence[int], device: torch.device) -> None:
+        """Its rows are read when it is bound."""
+        return None
+
     def bound(self, arrays: Sequence[InMemory], symbols: Sequence[int], device: torch.device) -> Execute:
         """The call with everything but its memory."""
         rows = [whole(arrays[k]) for k in self._rows]

@@ -85,6 +85,17 @@ def scratch(shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch
     return allocate
 
 
+def allocation(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], outputs: int, device: torch.device
+) -> Callable[[], list[InMemory]]:
+    """Allocates everything that a call needs: `outputs` tensors of their own, and then temporaries."""
+    makers = [allocator(shape, dtype, device) for shape, dtype in shapes[:outputs]]
+    temporaries = scratch(shapes[outputs:], device)
+    if temporaries is None:
+        return lambda: [make() for make in makers]
+    return lambda: [*[make() for make in makers], *temporaries()]
+
+
 def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
     """`empty` for one shape, dtype and device."""
     if device.type != "cpu" or prod(shape) * dtype.itemsize < SMALLEST:

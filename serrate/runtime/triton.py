@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from serrate.analysis.boxes import ALIGNMENT as BOX_ALIGNMENT
 from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_derived, table_size
-from serrate.codegen.triton.printer import Launch, print_triton
+from serrate.codegen.triton.printer import Descriptor, Launch, print_triton
 from serrate.errors import BackendError
 from serrate.ir.expr import Array, Symbol, const, numbers_function, size_function
 from serrate.ir.loops import LoopProgram
@@ -31,6 +32,9 @@ from serrate.tensor.torch_private import is_recorded
 
 SHARED = 8192
 """How many warps share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
+
+FEW_BLOCKS = 64
+"""The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
 
 LAYOUTS = 64
 """For how many sizes the layout of derived arrays is kept; the oldest is dropped first."""
@@ -57,7 +61,7 @@ class TritonFunction:
         """By device and `wide` integers."""
 
     def __call__(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, device: torch.device) -> None:
-        """A launch: of the compiled kernel, if there is one for such arguments."""
+        """A launch of a kernel that reads no boxes: of the compiled kernel, if there is one for such arguments."""
         addresses = [t.data_ptr() for t in tensors]
         compiled = self.compiled.get((device, wide(numbers))) if is_direct(addresses) else None
         if compiled is None:
@@ -65,32 +69,36 @@ class TritonFunction:
             return
         compiled(*grid, stream_reader(device)(), *addresses, *numbers)
 
-    def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers) -> None:
-        """A launch through Triton."""
+    def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, matrices: Sequence[Matrix] = ()) -> None:
+        """A launch through Triton; `matrices` are those that boxes are read from."""
         given = [whole(t) for t in tensors]
         device = given[0].device
         if device.type == "cpu" and not _interpreted():
             raise BackendError("the triton backend runs CPU tensors only under its interpreter; set TRITON_INTERPRET=1 first")
         with torch.cuda.device(device) if _is_one_of_several(device) else nullcontext():
-            kernel = self._compiled_and_launched((*grid, 1), given, numbers)
+            kernel = self._compiled_and_launched((*grid, 1), given, numbers, matrices)
         # None under the interpreter. Triton compiles for aligned addresses, and anew for others.
         if kernel is not None and not functools.reduce(operator.or_, [t.data_ptr() for t in given], 0) & 15:
             self.compiled[device, wide(numbers)] = direct(kernel, device)
 
-    def prepare(self, tensors: Sequence[InMemory], numbers: Numbers) -> None:
+    def prepare(self, tensors: Sequence[InMemory], numbers: Numbers, matrices: Sequence[Matrix] = ()) -> None:
         """Compiles for such arguments and launches nothing, unless something is compiled already."""
         given = [whole(t) for t in tensors]
         device = given[0].device
         if self.compiled or device.type == "cpu" or not is_direct([t.data_ptr() for t in given]) or is_recorded(given[0]):
             return
+        arguments = [*given, *(m.of(given) for m in matrices), *numbers]
         with torch.cuda.device(device):
             self.compiled[device, wide(numbers)] = self._fitting(
-                lambda options: direct(self.function.warmup(*given, *numbers, grid=(1,), **options), device)
+                lambda options: direct(self.function.warmup(*arguments, grid=(1,), **options), device)
             )
 
-    def _compiled_and_launched(self, grid: tuple[int, int, int], tensors: Tensors, numbers: Numbers) -> Any:
+    def _compiled_and_launched(
+        self, grid: tuple[int, int, int], tensors: Tensors, numbers: Numbers, matrices: Sequence[Matrix]
+    ) -> Any:
         """The compiled kernel, after a launch."""
-        return self._fitting(lambda options: self.function[grid](*tensors, *numbers, **options))
+        arguments = [*tensors, *(m.of(tensors) for m in matrices), *numbers]
+        return self._fitting(lambda options: self.function[grid](*arguments, **options))
 
     def _fitting(self, compiled_with: Callable[[Mapping[str, int]], Any]) -> Any:
         """What is compiled with the options of this kernel. If it does not fit the device's shared memory, fewer blocks are in
@@ -106,6 +114,33 @@ class TritonFunction:
                 continue
             self._options = options
             return compiled
+
+
+class Matrix(NamedTuple):
+    """A tensor among a kernel's, by position, as a matrix of which a copy engine reads blocks."""
+
+    position: int
+    shape: tuple[int, int]
+    block: tuple[int, int]
+
+    def of(self, tensors: Tensors) -> Any:
+        """What Triton takes for it."""
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return TensorDescriptor(tensors[self.position], list(self.shape), [self.shape[1], 1], list(self.block))
+
+
+class MatrixInMemory:
+    """The same by its address, as the launchers of compiled kernels take it."""
+
+    padding, round_f32_to_tf32 = "zero", False
+
+    def __init__(self, address: int, shape: tuple[int, int]) -> None:
+        self.base, self._address = self, address
+        self.shape, self.strides = shape, (shape[1], 1)
+
+    def data_ptr(self) -> int:
+        return self._address
 
 
 def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
@@ -149,7 +184,7 @@ def is_direct(addresses: Sequence[int]) -> bool:
     Triton to be called at every launch."""
     if functools.reduce(operator.or_, addresses, 0) & 15:
         return False
-    knobs = _triton().knobs.runtime
+    knobs = _knobs()
     enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
     # A chain of hooks; in earlier releases one hook, or None.
     return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
@@ -161,6 +196,11 @@ def stream_reader(device: torch.device) -> Callable[[], int]:
     if device.type != "cuda":
         return lambda: 0
     return functools.partial(_triton().runtime.driver.active.get_current_stream, device.index)
+
+
+@functools.cache
+def _knobs() -> Any:
+    return _triton().knobs.runtime
 
 
 @functools.cache
@@ -178,55 +218,50 @@ def wide(numbers: Numbers) -> tuple[int, ...]:
 
 
 class TritonExecutable:
-    """Launches generated Triton kernels; `warps` and `stages` are those of each."""
+    """Launches generated Triton kernels; `warps` and `stages` are those of each. With `boxes`, a copy engine reads operands of
+    products; where it cannot, because memory is not aligned or too large, an executable without boxes runs instead."""
 
-    def __init__(self, program: LoopProgram, warps: Sequence[int], stages: Sequence[int] = ()) -> None:
+    def __init__(
+        self, program: LoopProgram, warps: Sequence[int], stages: Sequence[int] = (), *, boxes: bool | None = None
+    ) -> None:
         self.program = program
-        self._printed = print_triton(program, stages=stages, interpreted=_interpreted())
+        self._printed = print_triton(
+            program, stages=stages, boxes=_copy_engine() if boxes is None else boxes, interpreted=_interpreted()
+        )
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, warps, strict=True)]
+        self._boxes = [box for each in self._launches for box in each.boxes]
+        self._by_pointers = functools.cache(lambda: TritonExecutable(program, warps, stages, boxes=False))
         self._is_prepared = False
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
-        self._launch([*tensors, *arrays], symbols, tensors[0].device)
-
-    def _launch(self, memory: Sequence[InMemory], symbols: Numbers, device: torch.device) -> None:
-        launches = [(each, (programs, 1)) for each in self._launches if (programs := each.programs(symbols))]
-        launch_all(launches, [m.data_ptr() for m in memory], memory, symbols, device)
-        if not self._is_prepared:
-            prepare_all(self._launches, memory, symbols)
-            self._is_prepared = True
+        memory = [*tensors, *arrays]
+        self.sized(symbols, tensors[0].device)([m.data_ptr() for m in memory], lambda: memory)
 
     def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Execute:
-        """The program with everything but its memory. The first call compiles; later ones go straight to the compiled kernels."""
-        stream = stream_reader(device)
-        kernels: list[BoundKernel] | None = None
+        """The program with everything but its memory."""
+        return self.sized(symbols, device)
+
+    def sized(self, symbols: Numbers, device: torch.device) -> Execute:
+        """The program with everything but its memory."""
+        if not all(box.fits(symbols) for box in self._boxes):
+            return self._by_pointers().sized(symbols, device)
+        launches = [(each, (programs, 1)) for each in self._launches if (programs := each.programs(symbols))]
+        sized = SizedLaunches(launches, symbols, device)
+        if self._is_prepared and not self._boxes:
+            return sized
 
         def run(addresses: list[int], memory: Callable[[], Sequence[InMemory]]) -> None:
-            nonlocal kernels
-            if kernels is None or not is_direct(addresses):
-                self._launch(memory(), symbols, device)
-                kernels = self._compiled(symbols, device)
+            if self._boxes and any(addresses[box.memory] % BOX_ALIGNMENT for box in self._boxes):
+                self._by_pointers().sized(symbols, device)(addresses, memory)
                 return
-            current = stream()
-            every = [*addresses, *symbols]
-            for launch, function, metadata, programs, arguments in kernels:
-                launch(programs, 1, 1, current, function, metadata, None, None, None, *arguments(every))
+            sized(addresses, memory)
+            if not self._is_prepared:
+                prepare_all(self._launches, memory(), symbols)
+                self._is_prepared = True
 
         return run
-
-    def _compiled(self, symbols: Numbers, device: torch.device) -> list[BoundKernel] | None:
-        """The kernels that have work, with everything but addresses; None unless all are compiled."""
-        found: list[BoundKernel] = []
-        for each in self._launches:
-            programs = each.programs(symbols)
-            if programs:
-                compiled = each.kernel.compiled.get((device, wide([symbols[k] for k in each.symbols])))
-                if compiled is None:
-                    return None
-                found.append((*compiled, programs, each.arguments))
-        return found
 
     def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
         program = self._printed.program
@@ -235,19 +270,56 @@ class TritonExecutable:
         memory = [*(program.tensors.index(t) for t in launch.tensors)]
         memory += [len(program.tensors) + program.arrays.index(a) for a in launch.arrays]
         kernel = TritonFunction(getattr(self._module, launch.function), options)
-        grid = size_function(functools.reduce(operator.mul, launch.grid, const(1)), program.symbols)
+        grid, shared = (
+            size_function(const(0) if sizes is None else functools.reduce(operator.mul, sizes, const(1)), program.symbols)
+            for sizes in (launch.grid, launch.shared)
+        )
+        most = max(SHARED // warps, 1)
         symbols = [program.symbols.index(s) for s in launch.symbols]
-        most = max(SHARED // warps, 1) if launch.shared else None
-        return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), grid, most)
+        boxes = [_PreparedBox.of(d, launch, program) for d in launch.descriptors]
+        count = len(program.tensors) + len(program.arrays)
+
+        def programs(values: Numbers) -> int:
+            return grid(values) + min(shared(values), most)
+
+        return _PreparedLaunch(kernel, memory, symbols, count, programs, boxes)
 
 
-BoundKernel = tuple[Callable[..., None], Any, Any, int, Callable[[Sequence[int]], Sequence[int]]]
-"""A compiled kernel, the number of its programs, and its arguments, of all addresses and symbols of the program."""
+FARTHEST = 1 << 31
+"""How many rows a matrix has at most, if a copy engine reads it."""
+
+
+class _PreparedBox(NamedTuple):
+    """A tensor from which a launch reads boxes: its place among all tensors, and among those of the launch."""
+
+    memory: int
+    position: int
+    shape: Callable[[Numbers], tuple[int, ...]]
+    block: tuple[int, int]
+
+    @staticmethod
+    def of(descriptor: Descriptor, launch: Launch, program: LoopProgram) -> _PreparedBox:
+        places = program.tensors.index(descriptor.tensor), launch.tensors.index(descriptor.tensor)
+        shape = numbers_function([descriptor.rows, descriptor.columns], program.symbols)
+        return _PreparedBox(*places, shape, descriptor.block)
+
+    def fits(self, symbols: Numbers) -> bool:
+        """Whether a copy engine can count its rows."""
+        return 0 < self.shape(symbols)[0] < FARTHEST
+
+    def matrix(self, symbols: Numbers) -> Matrix:
+        rows, columns = self.shape(symbols)
+        return Matrix(self.position, (rows, columns), self.block)
+
+    def in_memory(self, every: Sequence[int], count: int) -> MatrixInMemory:
+        """Given all addresses and symbols of the program; `count` are addresses."""
+        rows, columns = self.shape(every[count:])
+        return MatrixInMemory(every[self.memory], (rows, columns))
 
 
 class _PreparedLaunch:
     """A launch, and which of a program's tensors, arrays and symbols it takes; `count` is the number of tensors and arrays,
-    `most` the number of programs that suffice, if they share the grid."""
+    `programs` the number of programs, given the symbols."""
 
     def __init__(
         self,
@@ -255,46 +327,73 @@ class _PreparedLaunch:
         memory: Sequence[int],
         symbols: Sequence[int],
         count: int,
-        grid: Callable[[Numbers], int],
-        most: int | None,
+        programs: Callable[[Numbers], int],
+        boxes: Sequence[_PreparedBox] = (),
     ) -> None:
-        self.kernel, self.memory, self.symbols = kernel, memory, symbols
-        self._grid, self._most = grid, most
-        places = [*memory, *(count + k for k in symbols)]
-        self.arguments: Callable[[Sequence[int]], Sequence[int]]
+        self.kernel, self.memory, self.symbols, self.boxes = kernel, memory, symbols, boxes
+        self.programs = programs
+        numbers = [count + k for k in symbols]
+        self.arguments: Callable[[Sequence[int]], Sequence[Any]]
         """The arguments of the kernel, of all addresses and symbols of the program."""
-        self.arguments = operator.itemgetter(*places) if len(places) > 1 else lambda every: [every[k] for k in places]
-
-    def programs(self, symbols: Numbers) -> int:
-        """How many programs are launched."""
-        count = self._grid(symbols)
-        return count if self._most is None else min(count, self._most)
-
-
-def launch_all(
-    launches: Sequence[tuple[_PreparedLaunch, Grid]],
-    addresses: Sequence[int],
-    memory: Sequence[InMemory],
-    symbols: Numbers,
-    device: torch.device,
-) -> None:
-    """The launches of a program, in order, given all its tensors and arrays, their addresses, and its symbols."""
-    is_wide = bool(wide(symbols))
-    direct, stream, every = is_direct(addresses), stream_reader(device)(), [*addresses, *symbols]
-    for each, (x, y) in launches:
-        widths = wide([symbols[k] for k in each.symbols]) if is_wide else ()
-        compiled = each.kernel.compiled.get((device, widths)) if direct else None
-        if compiled is not None:
-            run, function, metadata = compiled
-            run(x, y, 1, stream, function, metadata, None, None, None, *each.arguments(every))
+        if boxes:
+            self.arguments = lambda every: [
+                *[every[k] for k in memory],
+                *[box.in_memory(every, count) for box in boxes],
+                *[every[k] for k in numbers],
+            ]
         else:
-            each.kernel.launch((x, y), [memory[k] for k in each.memory], [symbols[k] for k in each.symbols])
+            places = [*memory, *numbers]
+            self.arguments = operator.itemgetter(*places) if len(places) > 1 else lambda every: [every[k] for k in places]
+
+    def matrices(self, symbols: Numbers) -> list[Matrix]:
+        """The tensors that boxes are read from."""
+        return [box.matrix(symbols) for box in self.boxes]
+
+
+class SizedLaunches:
+    """Launches, in order, with everything but their memory. What is not compiled yet goes through Triton; later calls go straight
+    to the compiled kernels."""
+
+    def __init__(self, launches: Sequence[tuple[_PreparedLaunch, Grid]], symbols: Numbers, device: torch.device) -> None:
+        self._launches, self._symbols, self._device = launches, symbols, device
+        self._stream = stream_reader(device)
+        self._kernels: list[tuple[Any, ...]] | None = None
+        """If all are compiled: of each, its launcher, the arguments of that before addresses, and a function of all addresses and
+        symbols that returns its own."""
+
+    def __call__(self, addresses: list[int], memory: Callable[[], Sequence[InMemory]]) -> None:
+        """Launches them, given the addresses of all tensors and arrays of a program; and these as memory, in case that addresses
+        do not do."""
+        kernels = self._kernels or self._compiled()
+        if kernels is None or not is_direct(addresses):
+            every = memory()
+            for each, grid in self._launches:
+                own = [every[k] for k in each.memory], [self._symbols[k] for k in each.symbols]
+                if each.boxes:
+                    each.kernel.launch(grid, *own, each.matrices(self._symbols))
+                else:
+                    each.kernel(grid, *own, self._device)
+            return
+        current, given = self._stream(), [*addresses, *self._symbols]
+        for run, x, y, function, metadata, arguments in kernels:
+            run(x, y, 1, current, function, metadata, None, None, None, *arguments(given))
+
+    def _compiled(self) -> list[tuple[Any, ...]] | None:
+        found: list[tuple[Any, ...]] = []
+        for each, grid in self._launches:
+            compiled = each.kernel.compiled.get((self._device, wide([self._symbols[k] for k in each.symbols])))
+            if compiled is None:
+                return None
+            found.append((compiled.run, *grid, compiled.function, compiled.metadata, each.arguments))
+        self._kernels = found
+        return found
 
 
 def prepare_all(launches: Sequence[_PreparedLaunch], memory: Sequence[InMemory], symbols: Numbers) -> None:
     """Compiles kernels that the first call had no work for, such as those for long rows: a later call does not wait for them."""
     for each in launches:
-        each.kernel.prepare([memory[k] for k in each.memory], [symbols[k] for k in each.symbols])
+        own = [memory[k] for k in each.memory], [symbols[k] for k in each.symbols]
+        each.kernel.prepare(*own, each.matrices(symbols))
 
 
 # --- derived arrays ----------------------------------------------------------------------------------------------------------
@@ -324,36 +423,37 @@ class Derivation:
         count = first + 1 + len(made)
 
         def prepared(name: str, memory: Sequence[int]) -> _PreparedLaunch:
-            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count, lambda _: 1, None)
+            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count, lambda _: 1)
 
         # All memory: the inputs, partial sums, sums, tables.
         sums, tables = [*range(first + 1, first + 1 + self._sums)], [*range(first + 1 + self._sums, count)]
         self._block_sums = prepared("block_sums", [*inputs, first]) if sums else None
         self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
         self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
-        self._layouts: dict[tuple[int, ...], _DerivedLayout] = {}
+        self._all_arrays = prepared("all_arrays", [*inputs, *sums, *tables]) if sums and tables else None
+        self._layouts: dict[tuple[torch.device, tuple[int, ...]], _DerivedLayout] = {}
         self._is_prepared = False
 
     def __call__(self, inputs: Tensors, numbers: tuple[int, ...], device: torch.device) -> list[Scratch]:
         """The arrays that are made, given the tensors that they are derived from and `numbers`."""
-        layout = self._layouts.get(numbers)
+        layout = self._layouts.get((device, numbers))
         if layout is None:
-            layout = self._layouts[numbers] = self._laid_out(numbers)
+            layout = self._layouts[device, numbers] = self._laid_out(numbers, device)
             while len(self._layouts) > LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
-        room, is_zeroed, parts, launches, symbols = layout
+        room, is_zeroed, parts, launch = layout
         memory = (torch.zeros if is_zeroed else torch.empty)(room, dtype=torch.uint8, device=device)
         base = memory.data_ptr()
         addresses = [*[t.data_ptr() for t in inputs], *[base + part[0] for part in parts]]
         made = [Scratch(memory, *part) for part in parts]
-        launch_all(launches, addresses, [*inputs, *made], symbols, device)
+        launch(addresses, lambda: [*inputs, *made])
         if not self._is_prepared:
-            every = (self._block_sums, self._running_sums, self._tables)
-            prepare_all([each for each in every if each is not None], [*inputs, *made], symbols)
+            every = (self._block_sums, self._running_sums, self._tables, self._all_arrays)
+            prepare_all([each for each in every if each is not None], [*inputs, *made], numbers[self._count :])
             self._is_prepared = True
         return made[1:]
 
-    def _laid_out(self, numbers: Numbers) -> _DerivedLayout:
+    def _laid_out(self, numbers: Numbers, device: torch.device) -> _DerivedLayout:
         sizes, symbols = numbers[: self._count], numbers[self._count :]
         components = -(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS) or 1
         # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
@@ -364,12 +464,16 @@ class Derivation:
             parts.append((room, (count,), torch.int64))
             room += -(-count * 8 // ALIGNMENT) * ALIGNMENT
         launches: list[tuple[_PreparedLaunch, Grid]] = []
-        if self._running_sums is not None and self._block_sums is not None:
-            grid = (components, self._sums)
-            launches += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
-        if self._tables is not None and (blocks := -(-max(sizes[self._sums :]) // BLOCK)):
-            launches.append((self._tables, (blocks, self._count - self._sums)))
-        return _DerivedLayout(room, min(sizes) < 2, parts, launches, symbols)
+        blocks, tables = -(-max(sizes[self._sums :], default=0) // BLOCK), self._count - self._sums
+        if self._all_arrays is not None and components == 1 and 0 < blocks <= FEW_BLOCKS:
+            launches = [(self._all_arrays, (blocks, tables))]
+        else:
+            if self._running_sums is not None and self._block_sums is not None:
+                grid = (components, self._sums)
+                launches += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
+            if self._tables is not None and blocks:
+                launches.append((self._tables, (blocks, tables)))
+        return _DerivedLayout(room, min(sizes) < 2, parts, SizedLaunches(launches, symbols, device))
 
 
 class _DerivedLayout(NamedTuple):
@@ -378,13 +482,20 @@ class _DerivedLayout(NamedTuple):
     room: int
     is_zeroed: bool
     parts: Sequence[tuple[int, tuple[int, ...], torch.dtype]]
-    launches: Sequence[tuple[_PreparedLaunch, Grid]]
-    symbols: Numbers
+    launch: SizedLaunches
 
 
 def _recipe(array: Array) -> RunningSum:
     assert isinstance(array.recipe, RunningSum)
     return array.recipe
+
+
+@functools.cache
+def _copy_engine() -> bool:
+    """Whether there is a copy engine: in Hopper GPUs and later ones, and in Triton's interpreter."""
+    return _interpreted() or (
+        torch.version.hip is None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    )
 
 
 def _interpreted() -> bool:

@@ -19,6 +19,7 @@ from serrate.ir.storage import collapse
 from serrate.ir.tile import Accumulate, Leaf, Phase, Store, TileProgram, chain
 from serrate.ir.transforms import Merge
 from serrate.ir.values import Call, Computed, Extent, Ordinal, Place, Position, Read, Role, Tensor, domains_of
+from serrate.schedule.heuristic import Carried
 from serrate.schedule.plan import Recorder
 
 WIDEST = 1024
@@ -113,6 +114,8 @@ class RowFacts:
     inner: tuple[Expr, ...]
     itemsize: int
     product: bool
+    carried: Carried
+    """What a worker carries from one block of a row to the next."""
 
 
 def row_facts(program: TileProgram) -> RowFacts | None:
@@ -128,7 +131,14 @@ def row_facts(program: TileProgram) -> RowFacts | None:
     rows = most.own_rows[0] if len(sides) == 1 else product(*most.own_rows[:2])
     inner = tuple(d.extent_expr for d in collapse([d for d in most.regular if d.uid not in sides]))
     itemsize = max(t.dtype.itemsize for s in found for t in s.leaf.targets)
-    return RowFacts(rows, inner, itemsize, any(s.is_product for s in shapes))
+    return RowFacts(rows, inner, itemsize, any(s.is_product for s in shapes), _carried(found))
+
+
+def _carried(shapes: Sequence[Shape]) -> Carried:
+    reducing = [s.leaf for s in shapes if s.reduces_rows and isinstance(s.leaf, Accumulate)]
+    if any(leaf.reduction.in_block is not None for leaf in reducing):
+        return "statistics"
+    return "sums" if reducing else "nothing"
 
 
 def describe(program: TileProgram, name: str) -> Shape:

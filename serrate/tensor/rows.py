@@ -302,6 +302,10 @@ class Rows:
         """A fact by name, or None if it is not known."""
         return self._facts.get((name, level)) if self._is_current() else None
 
+    def noted(self, name: str, level: int) -> float | None:
+        """As `known`, in a call that has found these rows `verified`."""
+        return self._facts.get((name, level))
+
     def note(self, name: str, level: int, fact: float) -> None:
         """Memoises a fact that the caller vouches for: `total`, `max` or `min` of a level, or `elements`."""
         self._facts[name, level] = fact

@@ -72,6 +72,10 @@ def _order_of(dims: tuple[Dim, ...], canonical: tuple[Dim, ...]) -> tuple[int, .
     return tuple(map(canonical.index, dims))
 
 
+SERVED = 256
+"""How many programs a structure knows that have run on it."""
+
+
 class Structure:
     """Which dims of the values are partitioned into rows, and how: one `Rows` for each such dim.
 
@@ -84,7 +88,7 @@ class Structure:
     Structure(2 > 3 > 9)
     """
 
-    __slots__ = ("__weakref__", "_ahead", "_canonical", "_dims", "_extents", "_rows", "_transposed")
+    __slots__ = ("__weakref__", "_ahead", "_canonical", "_dims", "_extents", "_rows", "_served", "_transposed")
 
     _rows: tuple[Rows, ...]
     _ahead: Ahead | None
@@ -93,6 +97,8 @@ class Structure:
     that it is freed with its last reference and not by the garbage collector."""
     _transposed: weakref.WeakValueDictionary[Ahead, Structure] | None
     """The same rows in other orders of dims, one object each, because programs compare structures by identity."""
+    _served: set[int] | None
+    """What has run on these rows, by id: only what runs a second time is prepared for more."""
     _dims: tuple[int, ...]
     _extents: tuple[tuple[int, int], ...] | None
     """Known extents of partitioned dims, as (dim, extent): rows back to back take all positions of their dim."""
@@ -111,6 +117,20 @@ class Structure:
         self._ahead = None
         self._canonical = None
         self._transposed = None
+        self._served = None
+
+    def is_served(self, by: object) -> bool:
+        """Whether something has run on these rows before, as far as is known; from now on it has."""
+        served = self._served
+        if served is None:
+            self._served = {id(by)}
+            return False
+        if id(by) in served:
+            return True
+        if len(served) >= SERVED:
+            served.clear()
+        served.add(id(by))
+        return False
 
     # --- constructors ---
 

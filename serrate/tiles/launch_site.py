@@ -19,7 +19,7 @@ from torch import get_num_threads, is_grad_enabled
 from serrate.frontend.kernel.machine import BlockSize
 from serrate.ir.tile import TileProgram
 from serrate.runtime import dispatch
-from serrate.runtime.dispatch import Binding, FastPath, Key, Leaves, remember
+from serrate.runtime.dispatch import Binding, CallLeaves, FastPath, Key, Leaves, remember
 from serrate.runtime.locks import making
 from serrate.tensor import JaggedTensor
 from serrate.tensor.torch_private import in_dual_level
@@ -83,7 +83,7 @@ class LaunchSite:
         self._settled = Settled(object(), (), loop.outside)
 
     def __call__(self, given: dict[str, Any]) -> None:
-        leaves: Leaves = []
+        leaves = CallLeaves()
         objects: list[Any] = []
         key = self._key(given, leaves, objects)
         state, _ = self._fast.state(objects) if objects else (self._without, ())
@@ -93,7 +93,7 @@ class LaunchSite:
         else:
             binding(leaves)
 
-    def _key(self, given: Mapping[str, Any], leaves: Leaves, objects: list[Any]) -> Key:
+    def _key(self, given: Mapping[str, Any], leaves: CallLeaves, objects: list[Any]) -> Key:
         """Everything that a binding depends on. Fills `leaves` with tensors and floats, and `objects` with what is read."""
         # A kernel is compiled for one choice of backend and one mode, so neither is part of its keys.
         key = dispatch.key_of(given.values(), leaves, objects, self._other, True, [get_num_threads(), is_grad_enabled()])
@@ -175,15 +175,13 @@ class LaunchSite:
     def _call(self, given: dict[str, Any], key: Key, leaves: Leaves, objects: Sequence[Any]) -> None:
         """Serves a call that has no binding yet, and remembers one."""
         if not self._settled.names and self._settle():
-            key = self._key(given, [], [])
+            key = self._key(given, CallLeaves(), [])
         state = self._state(objects)
         program, items = self._program(given, state.reading)
-        binding = program.bind(items)
-        if binding is None:
-            program.ready(items)()
-            return
-        remember(state.bindings, key, binding)
-        binding(leaves)
+        binding = program.bind_or_run(items)
+        if binding is not None:
+            remember(state.bindings, key, binding)
+            binding(leaves)
 
     def _program(self, given: dict[str, Any], reading: ObjectSnapshot | None) -> tuple[LoopStage, Items]:
         """The program for these variables, and those that it is given something of."""
@@ -211,7 +209,7 @@ class LaunchSite:
     def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Items]:
         """The program for these variables, and those that it is given something of; nothing is run."""
         objects: list[Any] = []
-        self._key(given, [], objects)
+        self._key(given, CallLeaves(), objects)
         if not self._settled.names:
             self._settle()
         return self._program(given, self._state(objects).reading)

@@ -260,12 +260,19 @@ class LoopStage(CompiledStage):
             ready = self._prepared(items)
         return Variant(self.naive, functools.reduce(Plan.because, self.reasons, ready.plan), ready.executable)
 
-    def bind(self, items: Items) -> Binding | None:
+    def bind_or_run(self, items: Items) -> Binding | None:
         """A binding for these arguments and others with the same key.
 
-        None if calls like this one must each be bound anew; also if tensors are not contiguous, because they are copied first.
+        None if calls like this one must each be bound anew, as this one then was: it has run.
         """
         ready = self._prepared(items)
+        binding = self._bound(items, ready)
+        if binding is None:
+            self._work(items, ready)()
+        return binding
+
+    def _bound(self, items: Items, ready: Prepared) -> Binding | None:
+        """A binding; None if addresses are checked in every call, or if tensors are not contiguous, because they are copied."""
         if not ready.executable.program.kernels:
             return _nothing
         given, aliasing, bindable = self._given_to(ready.executable)
@@ -283,7 +290,9 @@ class LoopStage(CompiledStage):
     def ready(self, items: Items) -> Callable[[], None]:
         """The program bound to exactly these arguments, for timing it without the cost of a call."""
         with paused():
-            ready = self._prepared(items)
+            return self._work(items, self._prepared(items))
+
+    def _work(self, items: Items, ready: Prepared) -> Callable[[], None]:
         program = ready.executable.program
         if not program.kernels:
             return lambda: None

@@ -117,3 +117,18 @@ def test_queries_keys_and_values_with_offsets_of_their_own(backend: str, strateg
         torch.testing.assert_close(ours, theirs)
     with pytest.raises(StructureMismatch, match="the rows differ"):
         program(sides[0], offsets, sides[1], offsets, sides[2], torch.tensor([0, 2, 3, 5]))
+
+
+@pytest.mark.parametrize("hidden", [float("-inf"), False], ids=str)
+def test_a_query_that_a_mask_hides_from_all_keys_gets_a_gradient_of_zero(hidden: float | bool) -> None:
+    mask = torch.zeros(3, 3) if isinstance(hidden, float) else torch.ones(3, 3, dtype=torch.bool)
+    mask[1] = hidden
+    given = [torch.randn(3, 2, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in range(3)]
+    rows = [JaggedTensor.from_lengths(x, [3]) for x in given]
+    found = jit(lambda q, k, v: ops.attention(q, k, v, mask=mask))(*rows).values
+    seen = [given[0][[0, 2]], *given[1:]]
+    wanted = F.scaled_dot_product_attention(*seen)
+    torch.testing.assert_close(found, torch.stack([wanted[0], torch.zeros(2), wanted[1]]))
+    both = (torch.autograd.grad(y.square().sum(), given) for y in (found, wanted))
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs)

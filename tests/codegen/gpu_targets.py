@@ -17,15 +17,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from serrate import Kernel
+from serrate import JaggedTensor, Kernel, jit
+from serrate.codegen.triton.printer import Launch
 from serrate.runtime import device_library
+from serrate.runtime import triton as runtime
 from serrate.runtime.launch import Execute
 from serrate.runtime.memory import Scratch, whole
 from serrate.runtime.triton import Derivation, TritonExecutable, TritonFunction, fewer_stages
 from tests.engine.across_cases import ACROSS
 from tests.engine.cases import CASES, NESTED_CASES
+from tests.engine.composed import reducible
 from tests.engine.movement_cases import MOVEMENT, STRUCTURE
 from tests.engine.oracle import ONE_LEVEL, TWO_LEVELS, Case, arguments, compiled, pick
+from tests.engine.test_compositions import STRUCTURES, tensor_of
 from tests.language.kinds import LENGTHS, ran
 from tests.language.test_examples import NAMES, example
 
@@ -41,6 +45,13 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
+
+
+def kinds_of(launch: Launch, number: str) -> list[str]:
+    """The types of a kernel's arguments, as Triton writes them, if numbers have this one."""
+    boxes = [f"tensordesc<{POINTERS[d.tensor.dtype][1:]}[{d.block[0]}, {d.block[1]}]>" for d in launch.descriptors]
+    pointers = [POINTERS[t.dtype] for t in launch.tensors] + ["*i64"] * len(launch.arrays)
+    return [*pointers, *boxes, *[number] * len(launch.symbols)]
 
 
 class Target(NamedTuple):
@@ -65,6 +76,8 @@ LIBRARY: dict[str, tuple[Any, ...]] = {
     "invert": (torch.arange(3000),),
 }
 CALLS = [f"{target}/library/{name}" for target in TARGETS for name in LIBRARY]
+PRODUCTS = [f"{target}/product/{how}" for target in TARGETS for how in ("boxes", "pointers")]
+COMPOSED = [f"{target}/composed/{name}" for target in TARGETS for name in STRUCTURES]
 EXAMPLES = [f"{target}/{name}/{strategy}" for target in TARGETS for name in NAMES for strategy in STRATEGIES]
 FUSIONS = [f"{target}/{name}/{pick(STRATEGIES, name, target)}" for target in TARGETS for name in OPERATIONS]
 
@@ -76,27 +89,22 @@ class Compilation:
         self._target = target
         self.count = 0
 
-    def bound(self, program: TritonExecutable) -> Callable[[Sequence[Any]], None]:
+    def executed(self, program: TritonExecutable) -> Execute:
         for launch, ready in zip(program._printed.launches, program._launches, strict=True):
-            kinds = [POINTERS[t.dtype] for t in launch.tensors] + ["*i64"] * len(launch.arrays) + ["i64"] * len(launch.symbols)
-            self._compile(ready.kernel, kinds)
-        made = len(program.program.inputs)
+            self._compile(ready.kernel, kinds_of(launch, "i64"))
+        first, last = len(program.program.inputs), len(program.program.tensors)
 
-        def run(tensors: Sequence[Any]) -> None:
-            for each in tensors[made:]:
+        def run(_: list[int], memory: Callable[[], Sequence[Any]]) -> None:
+            for each in memory()[first:last]:
                 whole(each).zero_()
 
         return run
-
-    def executed(self, program: TritonExecutable) -> Execute:
-        run = self.bound(program)
-        return lambda _, memory: run(memory()[: len(program.program.tensors)])
 
     def launched(self, kernel: TritonFunction, tensors: Sequence[Any], numbers: Sequence[int]) -> None:
         self._compile(kernel, [POINTERS[t.dtype] for t in tensors] + ["i64"] * len(numbers))
 
     def derived(self, derivation: Derivation) -> list[Scratch]:
-        for launch in (derivation._block_sums, derivation._running_sums, derivation._tables):
+        for launch in (derivation._block_sums, derivation._running_sums, derivation._tables, derivation._all_arrays):
             if launch is not None:
                 names = launch.kernel.function.arg_names
                 self._compile(launch.kernel, ["i64" if name.startswith("n") else "*i64" for name in names])
@@ -117,12 +125,21 @@ class Compilation:
 def compile_program(name: str) -> None:
     target, program, strategy = name.split("/")
     compilation = Compilation(TARGETS[target])
-    TritonExecutable.bound = lambda self, *_: compilation.executed(self)  # type: ignore[method-assign]
-    TritonExecutable.__call__ = lambda self, tensors, *_: compilation.bound(self)(tensors)  # type: ignore[method-assign]
+    runtime._copy_engine = lambda: strategy == "boxes"
+    TritonExecutable.sized = lambda self, *_: compilation.executed(self)  # type: ignore[method-assign]
     Derivation.__call__ = lambda self, *_: compilation.derived(self)  # type: ignore[method-assign, assignment]
     if program == "library":
         TritonFunction.__call__ = lambda self, _, tensors, numbers, __: compilation.launched(self, tensors, numbers)  # type: ignore[method-assign]
         device_library.FUNCTIONS[strategy](*LIBRARY[strategy])
+        assert compilation.count, "nothing was compiled"
+    elif program == "product":
+        values, weights = torch.zeros(300, 128, dtype=torch.bfloat16), torch.zeros(2, 128, 256, dtype=torch.bfloat16)
+        jit(lambda x, w: x @ w, backend="triton")(JaggedTensor.from_csr(values, torch.tensor([0, 170, 300])), weights)
+        assert compilation.count, "nothing was compiled"
+    elif program == "composed":
+        jt = tensor_of(strategy)
+        for dim in reducible(jt):
+            jit(lambda x, dim=dim: torch.softmax(x, dim), backend="triton")(jt)
         assert compilation.count, "nothing was compiled"
     elif program in NAMES:
         example(program).check(LENGTHS["bimodal"], lambda kernel: both(kernel, strategy))

@@ -67,17 +67,16 @@ def innermost_loops(sass: str) -> tuple[int, list[Counter[str]]]:
 class Counting:
     """Compiles every kernel that is launched, prints its counts, and runs none: results are zeros."""
 
-    def bound(self, program: Any) -> Callable[[Sequence[Any]], None]:
+    def executed(self, program: Any) -> Callable[..., None]:
         from serrate.runtime.memory import whole
-        from tests.codegen.gpu_targets import POINTERS
+        from tests.codegen.gpu_targets import kinds_of
 
         for launch, ready in zip(program._printed.launches, program._launches, strict=True):
-            kinds = [POINTERS[t.dtype] for t in launch.tensors] + ["*i64"] * len(launch.arrays) + ["i32"] * len(launch.symbols)
-            self._count(ready.kernel, kinds)
-        made = len(program.program.inputs)
+            self._count(ready.kernel, kinds_of(launch, "i32"))
+        first, last = len(program.program.inputs), len(program.program.tensors)
 
-        def run(tensors: Sequence[Any]) -> None:
-            for each in tensors[made:]:
+        def run(_: list[int], memory: Callable[[], Sequence[Any]]) -> None:
+            for each in memory()[first:last]:
                 whole(each).zero_()
 
         return run
@@ -117,10 +116,12 @@ def main(names: Sequence[str]) -> None:
 
     from benchmarks.gpu_tasks import TASKS, data_of
     from serrate import compiled
+    from serrate.runtime import triton as runtime
     from serrate.runtime.memory import Scratch
     from serrate.runtime.triton import Derivation, TritonExecutable
 
     counting, choose = Counting(), compiled.choose
+    runtime._copy_engine = lambda: True
 
     def unknown(rows: Any, target: Any, _: int = 1, **options: Any) -> Any:
         return choose(replace(rows, longest=None) if rows else rows, target, WORKERS, **options)
@@ -130,8 +131,7 @@ def main(names: Sequence[str]) -> None:
 
     with (
         mock.patch.object(compiled, "choose", unknown),
-        mock.patch.object(TritonExecutable, "bound", lambda self, *_: counting.bound(self)),
-        mock.patch.object(TritonExecutable, "__call__", lambda self, tensors, *_: counting.bound(self)(tensors)),
+        mock.patch.object(TritonExecutable, "sized", lambda self, *_: counting.executed(self)),
         mock.patch.object(Derivation, "__call__", derived),
     ):
         for name in names:

@@ -1,4 +1,4 @@
-"""Arrays that a GPU derives from offsets, in two launches: where the pieces of each row begin, and the row of each piece.
+"""Arrays that a GPU derives from offsets, in one launch or several: where the pieces of each row begin, the row of each piece.
 
 In: lengths of rows. Out: failures that show the offsets or the owners that differ from those counted in Python.
 """
@@ -13,6 +13,7 @@ import torch
 from serrate import ir, ops
 from serrate.codegen.triton.derived import can_derive
 from serrate.ir.recipes import GroupMaximum, Order, Owners, RunningSum
+from serrate.runtime import triton as runtime
 from serrate.runtime.triton import Derivation
 from serrate.schedule.target import GPU
 from tests.conftest import FULL
@@ -23,8 +24,9 @@ LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "together"), [(torch.int32, True), (torch.int64, True), (torch.int64, False)], ids=str)
+def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "FEW_BLOCKS", 64 if together else 0)
     with ir.Fusion("program") as f:
         x, offsets = f.input((None, 2), torch.float32), f.input((None,), dtype)
         f.output(ops.softmax(ops.as_nested(x, offsets), 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.codegen.gpu_targets import CALLS, EXAMPLES, FUSIONS
+from tests.codegen.gpu_targets import CALLS, COMPOSED, EXAMPLES, FUSIONS, PRODUCTS
 from tests.conftest import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,10 +18,14 @@ SAMPLE = [
     "sm_80/jagged_mean/maskless",
     "sm_90/jagged_dense_bmm/masked",
     "gfx942/jagged_layer_norm/persistent_dynamic",
+    "sm_90/composed/columns of the next dim beside rows",
+    "sm_90/product/boxes",
+    "sm_90/cat_promoted, one level/masked",
     *CALLS,
     *(name for start in (17, 400, 741) for name in FUSIONS[start : start + 3]),
 ]
-PARTS = [[*CALLS[part::30], *EXAMPLES[part::30], *FUSIONS[part::30]] for part in range(30)] if FULL else [SAMPLE]
+EVERY = (CALLS, PRODUCTS, COMPOSED, EXAMPLES, FUSIONS)
+PARTS = [[name for kind in EVERY for name in kind[part::30]] for part in range(30)] if FULL else [SAMPLE]
 
 
 @pytest.mark.parametrize("part", range(len(PARTS)))

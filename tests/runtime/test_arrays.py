@@ -12,7 +12,7 @@ import torch
 from serrate import JaggedTensor, Structure, ir, jit, ops
 from serrate.errors import StructureError
 from serrate.runtime import arrays
-from serrate.runtime.dispatch import BINDINGS, Seen, key_of
+from serrate.runtime.dispatch import BINDINGS, CallLeaves, Seen, key_of
 from tests.engine.oracle import BACKENDS, STRATEGIES
 
 
@@ -87,12 +87,12 @@ def test_a_call_that_a_graph_records_derives_its_arrays_again(monkeypatch: pytes
 def test_no_binding_serves_a_call_that_a_graph_records(monkeypatch: pytest.MonkeyPatch) -> None:
     x = JaggedTensor.from_csr(torch.empty(5, 2, device="meta"), torch.tensor([0, 2, 5], device="meta"), validate=False)
     for value in (x, x.values):
-        keys = [key_of([value], [], [], lambda *_: None) for _ in range(2)]
+        keys = [key_of([value], CallLeaves(), [], lambda *_: None) for _ in range(2)]
         assert keys[0] == keys[1]
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-            assert key_of([value], [], [], lambda *_: None) != key_of([value], [], [], lambda *_: None)
+            assert key_of([value], CallLeaves(), [], lambda *_: None) != key_of([value], CallLeaves(), [], lambda *_: None)
 
 
 def test_rows_that_are_gone_were_not_seen() -> None:

@@ -5,14 +5,18 @@ In: facts about rows, and small calls. Out: the strategy, and what it was chosen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from serrate import JaggedTensor, Structure, compiled, jit
+from serrate.runtime.bind import Binder
 from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.target import CPU, GPU
+from tests.conftest import INTERPRETED
 from tests.engine.test_compositions import tensor_of
 
 
@@ -54,6 +58,40 @@ def test_blocks_of_products_are_no_longer_than_rows_on_average(mean: int, tile: 
     chosen = choose(RowStatistics(64, 64 * mean, None, 4096), GPU, workers=132, product=True)
     assert chosen.options.get("tile") == tile
     assert "tile" not in choose(RowStatistics(64, 64 * mean, 100_000, 4096), CPU, product=True).options
+
+
+@pytest.mark.parametrize(
+    ("body", "carried"),
+    [
+        (lambda x: x.sum(1), "sums"),
+        (lambda x: x.amax(1) + 1, "sums"),
+        (lambda x: torch.softmax(x, 1), "statistics"),
+        (lambda x: torch.logsumexp(x, 1) + x.sum(1), "statistics"),
+    ],
+    ids=["sum", "maximum", "softmax", "both"],
+)
+def test_what_is_carried_along_rows_decides_the_sizes_of_rows_of_numbers(
+    body: Callable[[JaggedTensor], object], carried: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watch(*args: Any, **kwargs: Any) -> object:
+        seen.append(kwargs["carried"])
+        return choose(*args, **kwargs)
+
+    monkeypatch.setattr(compiled, "choose", watch)
+    jit(body, backend="reference")(JaggedTensor.from_lengths(torch.randn(5), [2, 0, 3]))
+    assert seen == [carried]
+
+
+def test_workers_that_combine_lanes_in_every_block_have_few_warps_and_groups_of_few_rows() -> None:
+    long, short = RowStatistics(32768, 32768 * 2048, None, 4), RowStatistics(1 << 20, 32 << 20, None, 4)
+    sums, statistics = (choose(long, GPU, 132, carried=c).options for c in ("sums", "statistics"))
+    # Elements of a block that a thread holds.
+    assert sums["tile"] // (32 * sums["warps"]) == 4
+    assert statistics["tile"] // (32 * statistics["warps"]) == 16
+    few, many = (choose(short, GPU, 132, carried=c).options["rows"] for c in ("statistics", "sums"))
+    assert few < choose(short, GPU, 132).options["rows"] < many
 
 
 def test_short_rows_are_not_cut_however_few_there_are() -> None:
@@ -122,3 +160,23 @@ def test_what_lanes_must_be_does_not_choose_a_strategy(rows: RowStatistics, prod
     for target in (CPU, GPU):
         other = replace(target, power_of_two_lanes=not target.power_of_two_lanes)
         assert choose(rows, other, 108, product=product) == choose(rows, target, 108, product=product)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU's plans, on tensors of a CPU")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_rows_of_similar_length_share_a_program(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means of 17, 15 and 33 would have three different blocks."""
+    # As on a device: nothing is copied from there to choose a plan.
+    monkeypatch.setattr(Binder, "known_longest", lambda *_: None)
+    total = jit(lambda x: x.sum(1), backend="triton")
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        plans = []
+        for mean in (17, 15, 33, 70):
+            jt = JaggedTensor.from_lengths(torch.randn(2 * mean, 32), [mean - 1, mean + 1])
+            torch.testing.assert_close(total(jt), torch.stack([row.sum(0) for row in jt.unbind()]))
+            plans.append(total.plan(jt))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (plans[0] == plans[1] == plans[2]) is not deterministic
+    assert plans[3] not in plans[:3]

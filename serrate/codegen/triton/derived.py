@@ -1,8 +1,9 @@
 """Derived arrays as Triton: all running sums of a program in one launch, or two if there are many components; all tables in
-another.
+another. Where there is one block of components and tables are small, all of it in one launch.
 
 In: arrays with recipes. Out: the source of a module, and the order of its kernels' arguments. A program takes one block of
-components, or of a table. Where there are several blocks of components, `block_sums` leaves the sum of each in `partial`.
+components, or of a table. Where there are several blocks of components, `block_sums` leaves the sum of each in `partial`. In
+`all_arrays`, every program that searches a sum computes it first: all of them store the same numbers.
 
     offsets of pieces   [0, f(0), f(0) + f(1), ...]     f(c) = pieces of row c
     owners of pieces    [c of piece 0, c of piece 1, ...]
@@ -28,9 +29,9 @@ COMPONENTS = 4096
 
 @dataclass(frozen=True)
 class DerivedSource:
-    """A module's text with the kernels `block_sums`, `running_sums` and `tables`, as far as there are such arrays. All take
-    `inputs`; then `block_sums` the partial sums, `running_sums` those and the sums, `tables` the sums and the tables; then all
-    the values of `symbols`."""
+    """A module's text with the kernels `block_sums`, `running_sums`, `tables` and `all_arrays`, as far as there are such arrays.
+    All take `inputs`; then `block_sums` the partial sums, `running_sums` those and the sums, `tables` and `all_arrays` the sums
+    and the tables; then all the values of `symbols`."""
 
     text: str
     inputs: tuple[Array, ...]
@@ -83,14 +84,22 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
                 assert isinstance(array.recipe, RunningSum)
                 lines += _block(k, array.recipe, names, numbers)
                 lines += _after(names[array], array.recipe, numbers) if made else ["        tl.store(own + block, tl.sum(term))"]
-    if tables:
+    searched = [array.recipe.offsets for array in tables if isinstance(array.recipe, Owners)]
+    alone = [array for array in sums if array not in searched]
+    for kernel in ("tables", *(("all_arrays",) if sums else ())) if tables else ():
         lines += ["", ""] if lines else []
         lines += [f"@triton.jit(do_not_specialize=[{fixed}])"]
-        lines += [f"def tables({', '.join([*(names[a] for a in (*inputs, *sums, *tables)), *numbers.values()])}):"]
+        lines += [f"def {kernel}({', '.join([*(names[a] for a in (*inputs, *sums, *tables)), *numbers.values()])}):"]
         lines += [*widened, f"    position = tl.program_id(0).to(tl.int64) * {BLOCK} + tl.arange(0, {BLOCK})"]
+        lines += [f"    c = tl.arange(0, {COMPONENTS}).to(tl.int64)"] if kernel == "all_arrays" else []
         for k, array in enumerate(tables):
             size = written(table_size(array), _spelling({}, numbers, ""))
             lines += [f"    if tl.program_id(1) == {k}:"]
+            if kernel == "all_arrays":
+                own = [array.recipe.offsets] if isinstance(array.recipe, Owners) else []
+                for each in (*own, *(alone if k == 0 else ())):
+                    lines += _whole_sum(each, names, numbers)
+                lines += ["        tl.debug_barrier()"] if own else []
             if isinstance(array.recipe, Owners):
                 count = written(array.recipe.count, _spelling({}, numbers, ""))
                 lines += [f"        found = sr_owners({names[array.recipe.offsets]}, {count}, position)"]
@@ -115,12 +124,12 @@ def table_size(array: Array) -> Expr:
 
 def _longest(recipe: GroupMaximum, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
     count = written(recipe.count, _spelling({}, numbers, ""))
-    term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "c"}, f"mask=c < {count}, other=0"))
+    term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "own"}, f"mask=own < {count}, other=0"))
     return [
         f"        found = tl.full([{BLOCK}], 0, tl.int64)",
         f"        for member in range(0, {recipe.size}):",
-        f"            c = position * {recipe.size} + member",
-        f"            found = tl.maximum(found, tl.where(c < {count}, {term}, 0))",
+        f"            own = position * {recipe.size} + member",
+        f"            found = tl.maximum(found, tl.where(own < {count}, {term}, 0))",
     ]
 
 
@@ -145,9 +154,24 @@ BEFORE = [
 
 def _block(array: int, recipe: RunningSum, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
     """The terms of this block of components."""
+    return [f"    if tl.program_id(1) == {array}:", _terms(recipe, names, numbers)]
+
+
+def _terms(recipe: RunningSum, names: dict[Array, str], numbers: dict[Symbol, str]) -> str:
     count = written(recipe.count, _spelling({}, numbers, ""))
     term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "c"}, f"mask=c < {count}, other=0"))
-    return [f"    if tl.program_id(1) == {array}:", f"        term = tl.where(c < {count}, {term}, 0).to(tl.int64)"]
+    return f"        term = tl.where(c < {count}, {term}, 0).to(tl.int64)"
+
+
+def _whole_sum(array: Array, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
+    """A running sum over one block of components."""
+    assert isinstance(array.recipe, RunningSum)
+    count = written(array.recipe.count, _spelling({}, numbers, ""))
+    return [
+        _terms(array.recipe, names, numbers),
+        f"        tl.store({names[array]}, tl.full([], 0, tl.int64))",
+        f"        tl.store({names[array]} + 1 + c, tl.cumsum(term), mask=c < {count})",
+    ]
 
 
 def _after(name: str, recipe: RunningSum, numbers: dict[Symbol, str]) -> list[str]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import itertools
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from serrate.analysis.boxes import MatrixBox, box_of
 from serrate.codegen.expressions import OPERATORS, Spelling, divisor, written
 from serrate.codegen.names import Reserved, identifier, renamed, spellings
 from serrate.codegen.triton.addresses import is_narrow, multiplied, place_of, reach
@@ -29,6 +31,7 @@ from serrate.ir.expr import symbol as new_symbol
 from serrate.ir.loops import (
     Assign,
     Bind,
+    Boxed,
     Declare,
     Dot,
     Existing,
@@ -101,8 +104,8 @@ FUNCTIONS: dict[str, str] = {
     "floordiv": "sr_whole_div({0}, {1})",
     "rem": "sr_whole_rem({0}, {1})",
     "random_bits": "sr_random_bits({0}, {1}, {2})",
-    "exp_below": "sr_exp({0} - {1})",
-    "exp_diff": "sr_exp({0} - sr_finite({1}))",
+    "exp_below": "sr_exp_below({0}, {1})",
+    "exp_diff": "sr_exp_diff({0}, {1})",
 }
 SPECIAL: dict[tuple[str, str], str] = {
     ("floor", "integer"): "{0}",
@@ -124,6 +127,8 @@ def _kind(dtype: torch.dtype) -> str:
         return "integer"
     return "double" if dtype == torch.float64 else "single"
 
+
+POWERS = ("exp_diff", "exp_below")
 
 COMBINE = {
     "sum": "{0} + {1}",
@@ -159,12 +164,16 @@ LEAST_PRODUCT = 16
 """The fewest rows, columns or depth that `tl.dot` takes."""
 HALF = 1 << 30
 """Two numbers of at most this many add up in 32 bits."""
-STAGES, CHAINED_STAGES = 4, 3
-"""Blocks of a matrix product in flight: of a single one, and of one that feeds another in the same loop."""
+STAGES, ROW_STAGES = 4, 3
+"""Blocks of a matrix product in flight: in a loop over as many as a number says, and over those of a row, which may be few."""
+CHAINED_STAGES = (3, 2)
+"""The same of products that feed each other: the first that lets two programs share a multiprocessor, else the last."""
+HALF_SHARED = 113 << 10
+"""Bytes of shared memory that each of two programs on a multiprocessor may have."""
 IN_FLIGHT = 96 << 10
 """The most bytes that a loop which only reduces keeps in flight: they take shared memory."""
 RESERVED = Reserved(
-    frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position")),
+    frozenset((*keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice", "position", "first", "step")),
     re.compile(rf"v\d+|{HELPER}\w*|__\w*"),
     ("_at", "_now", "_next"),
 )
@@ -200,16 +209,28 @@ def _function_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Descriptor:
+    """A tensor as a matrix of `rows` x `columns`, from which a copy engine reads blocks."""
+
+    tensor: Tensor
+    rows: Expr
+    columns: Expr
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel: its function, its arguments in order, and the number of programs to launch."""
 
     function: str
     tensors: tuple[Tensor, ...]
     arrays: tuple[Array, ...]
+    descriptors: tuple[Descriptor, ...]
     symbols: tuple[Symbol, ...]
-    grid: tuple[Expr, ...]
-    shared: bool
-    """Whether programs share the grid, so that fewer will do."""
+    grid: tuple[Expr, ...] | None
+    """The extents of a grid of which each program takes one position; None if there is none."""
+    shared: tuple[Expr, ...] | None
+    """The extents of a grid that programs share, so that fewer will do; None if there is none."""
     stages: int | None
     """How many blocks the loops with matrix products keep in flight; None without products."""
 
@@ -223,21 +244,74 @@ class TritonSource:
     launches: tuple[Launch, ...]
 
 
-def print_triton(program: LoopProgram, *, stages: Sequence[int] = (), interpreted: bool = False) -> TritonSource:
+def print_triton(
+    program: LoopProgram, *, stages: Sequence[int] = (), boxes: bool = False, interpreted: bool = False
+) -> TritonSource:
     """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks.
 
-    `stages`: how many blocks the loops over rows keep in flight, for each kernel; 1 by default.
+    `stages`: how many blocks the loops over rows keep in flight, for each kernel; 1 by default. `boxes`: whether a copy engine
+    reads what it may read.
     """
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
+    maxima = _maxima(program)
     for kernel, flying in zip(program.kernels, stages or [1] * len(program.kernels), strict=True):
-        text, launch = _TritonPrinter(program, kernel, flying, interpreted, combiners).run()
+        grids = _grids(kernel)
+        printers = [_TritonPrinter(program, each, flying, boxes, interpreted, combiners, maxima) for each in grids]
+        text, launch = printers[0].run() if len(grids) == 1 else _joined(kernel, printers)
         parts.append(text)
         launches.append(launch)
     # Python reads the encoding of a module from its first lines, and would take `decoding: ...` for one.
     header = "".join(f"# {line}\n" for line in ("coding: utf-8", *program.header))
     code = "\n\n".join([*(text for _, text in combiners.values()), *parts])
     return TritonSource(program, header + with_helpers(code, interpreted=interpreted), tuple(launches))
+
+
+def _joined(kernel: LoopKernel, printers: Sequence[_TritonPrinter]) -> tuple[str, Launch]:
+    """A kernel with two grids: a function for each, and a kernel whose first programs share the first grid, while each of the
+    others takes its position of the second. So no program waits for the size of a list before it reads its row. (Products are
+    never joined, so no copy engine reads anything.)"""
+    parts = [printer.run(alone=False) for printer in printers]
+    (_, listed), (_, single) = parts
+    assert listed.shared is not None and single.grid is not None
+    names, each = printers[0].names, (listed, single)
+    tensors = tuple(dict.fromkeys(t for launch in each for t in launch.tensors))
+    arrays = tuple(dict.fromkeys(a for launch in each for a in launch.arrays))
+    symbols = tuple(dict.fromkeys(s for launch in each for s in launch.symbols))
+    stages = min((launch.stages for launch in each if launch.stages is not None), default=None)
+    made = Launch(_function_name(kernel.name), tensors, arrays, (), symbols, single.grid, listed.shared, stages)
+    positions = " * ".join(divisor(bound, printers[1].index) for bound in single.grid)
+    lines = [
+        *(f"    {s} = sr_wide({s})" for s in symbols),
+        f"    step = tl.num_programs(0) - {positions}",
+        "    first = tl.program_id(0).to(tl.int64)",
+        "    if (first < step):",
+        f"        {listed.function}({', '.join([*_arguments(listed, names), 'first', 'step'])})",
+        "    else:",
+        f"        {single.function}({', '.join([*_arguments(single, names), 'first - step'])})",
+    ]
+    return "\n\n".join([*(text for text, _ in parts), _head(made, names) + "\n".join(lines) + "\n"]), made
+
+
+def _arguments(launch: Launch, names: dict[Array, str]) -> list[str]:
+    """The names of a kernel's arguments, in order."""
+    boxes = _box_names(launch.descriptors).values()
+    return [*(t.name for t in launch.tensors), *(names[a] for a in launch.arrays), *boxes, *map(str, launch.symbols)]
+
+
+def _head(launch: Launch, names: dict[Array, str], more: Sequence[str] = ()) -> str:
+    fixed = ", ".join(f'"{s}"' for s in launch.symbols)
+    arguments = ", ".join([*_arguments(launch, names), *more])
+    return f"@triton.jit(do_not_specialize=[{fixed}])\ndef {launch.function}({arguments}):\n"
+
+
+def _grids(kernel: LoopKernel) -> list[LoopKernel]:
+    """The kernel, or a part of it for each of its grids if it has several."""
+    ends = [k + 1 for k, n in enumerate(kernel.body) if isinstance(n, For) and n.kind is GRID]
+    if len(ends) < 2:
+        return [kernel]
+    bodies = [kernel.body[begin:end] for begin, end in itertools.pairwise((0, *ends))]
+    return [LoopKernel(f"{kernel.name}_{k}", body) for k, body in enumerate(bodies)]
 
 
 def _clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:
@@ -250,9 +324,21 @@ Combiners = dict[tuple[Reduction, tuple[torch.dtype, ...]], tuple[str, str]]
 
 
 class _TritonPrinter:
-    def __init__(self, program: LoopProgram, kernel: LoopKernel, stages: int, interpreted: bool, combiners: Combiners) -> None:
+    def __init__(
+        self,
+        program: LoopProgram,
+        kernel: LoopKernel,
+        stages: int,
+        boxes: bool,
+        interpreted: bool,
+        combiners: Combiners,
+        maxima: frozenset[Tensor],
+    ) -> None:
         self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
-        self.stages = stages
+        self.maxima = maxima
+        self.stages, self.boxes = stages, boxes
+        self.descriptors: dict[Descriptor, str] = {}
+        """What boxes are read from, and the names of these arguments."""
         self.names: dict[Array, str] = {a: f"{name}_at" for a, name in array_names(program).items()}
         self.lines: list[str] = []
         self.indent = 1
@@ -282,12 +368,15 @@ class _TritonPrinter:
         self.absent: dict[str, tuple[Guard, float]] = {}
         """What private blocks hold where a guard fails."""
 
-    def run(self) -> tuple[str, Launch]:
+    def run(self, *, alone: bool = True) -> tuple[str, Launch]:
+        """The text of a function, and its launch. Unless it is `alone`, it is told which of how many programs it is: the `first`
+        position that it takes of the grid, and the `step` from there to its next one if programs share the grid."""
         kernel, body = self.kernel, self.kernel.body
         every = list(nodes(body))
         tensors = self._tensors(every)
         arrays = self._arrays(every)
         symbols = self._symbols(every)
+        self.descriptors = _box_names(d for n in every if self.boxes and isinstance(n, Dot) for d in _descriptors(n))
         lanes = dict.fromkeys(lane for n in every for lane in (*getattr(n, "lanes", ()), *_counted(n)))
         self.blocks = {n.local.name: n.local for n in every if isinstance(n, Declare)}
         self.last_reads, self.loop = _last_reads(body), 0
@@ -303,16 +392,14 @@ class _TritonPrinter:
         # A number that fits 32 bits is passed in 32, and its product with another need not fit.
         for s in symbols:
             self.put(f"{s} = sr_wide({s})")
-        grid, shared = self._body(body)
+        grid, shared = self._body(body, alone)
         self.lines[: len(lanes)] += [
             f"    {name} = tl.arange({lane.size}, {2 * lane.size})" for lane, name in self.compared.items()
         ]
-        names = [t.name for t in tensors] + [self.names[a] for a in arrays] + [str(s) for s in symbols]
-        fixed = ", ".join(f'"{s}"' for s in symbols)
-        name = _function_name(kernel.name)
-        head = f"@triton.jit(do_not_specialize=[{fixed}])\ndef {name}({', '.join(names)}):\n"
-        stages = _stages(body)
-        return head + "\n".join(self.lines) + "\n", Launch(name, tensors, arrays, symbols, grid, shared, stages)
+        described = tuple(self.descriptors)
+        launch = Launch(_function_name(kernel.name), tensors, arrays, described, symbols, grid, shared, _stages(body))
+        more = () if alone else ("first",) if shared is None else ("first", "step")
+        return _head(launch, self.names, more) + "\n".join(self.lines) + "\n", launch
 
     # --- what a kernel takes -----------------------------------------------------------------------------------------
 
@@ -404,9 +491,9 @@ class _TritonPrinter:
 
     # --- loops -----------------------------------------------------------------------------------------------------------
 
-    def _body(self, body: Sequence[Node]) -> tuple[tuple[Expr, ...], bool]:
-        """Names before the grid, the grid itself as program ids, and the body of each program. Returns the bounds of the grid,
-        and whether programs share it, each taking several positions."""
+    def _body(self, body: Sequence[Node], alone: bool) -> tuple[tuple[Expr, ...] | None, tuple[Expr, ...] | None]:
+        """Names before the grid, the grid itself as program ids, and the body of each program. Returns the bounds of the grid: of
+        one program for each position, or of one that programs share."""
         body = list(body)
         while body and isinstance(body[0], Bind):
             self._node(body.pop(0))
@@ -418,12 +505,13 @@ class _TritonPrinter:
             body = list(loop.body)
         loops = [n for n in heads if isinstance(n, For)]
         shared = any(loop.sparse for loop in loops)
+        first, step = ("tl.program_id(0).to(tl.int64)", "tl.num_programs(0)") if alone else ("first", "step")
         if shared:
             extents = " * ".join(self.index(loop.extent if loop.sparse else loop.bound) for loop in loops)
-            self.put(f"for position in range(tl.program_id(0).to(tl.int64), {extents}, tl.num_programs(0)):")
+            self.put(f"for position in range({first}, {extents}, {step}):")
             self.indent += 1
         elif loops:
-            self.put("position = tl.program_id(0).to(tl.int64)")
+            self.put(f"position = {first}")
         rest = "position"
         for k, loop in reversed(list(enumerate(loops))):
             count = divisor(loop.bound, self.index)
@@ -436,7 +524,8 @@ class _TritonPrinter:
                 self.put(f"if ({head.symbol} < {self.index(head.extent)}):")
                 self.indent += 1
         self._nodes(body)
-        return tuple(loop.bound for loop in loops), shared
+        bounds = tuple(loop.bound for loop in loops)
+        return (None, bounds) if shared else (bounds, None)
 
     def _nodes(self, body: Sequence[Node]) -> None:
         for node in body:
@@ -592,7 +681,10 @@ class _TritonPrinter:
         if not node.lanes and node.expr.value is None and (most := reach(node.expr, self.last)) is not None:
             self.last[node.symbol] = most
         if not node.lanes or isinstance(node.expr, Search):
-            self.put(f"{self.variables.get(node.symbol, node.symbol.name)} = {self.index(node.expr, node.lanes)}")
+            text = self.index(node.expr, node.lanes)
+            # A loop up to a plain number would count in 32 bits what is bound in 64 after it.
+            text = text if node.expr.value is None else f"sr_wide({text})"
+            self.put(f"{self.variables.get(node.symbol, node.symbol.name)} = {text}")
             return
         assert isinstance(node.expr, Element)
         mask = self._mask(node.guard, node.lanes, set(node.lanes))
@@ -678,7 +770,7 @@ class _TritonPrinter:
             name = self._named(text)
             if raw:
                 return name
-            if isinstance(value, Load) and not value.guard:
+            if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
                 self.others[name] = self.preferred.get(id(value), value.other)
             self.shared[key] = name
             self.kept.append(value)
@@ -717,14 +809,24 @@ class _TritonPrinter:
             self.absent[local.name] = node.guard, before
 
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
+        wanted = carried_dtype(value.dtype)
+        box = box_of(value, lanes) if self.boxes and isinstance(value, Boxed) else None
+        if box is not None:
+            text = self._box(value.tensor, box, lanes)
+            return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
         pointer, own = self._pointer(value.tensor, value.index, lanes)
         mask = self._joined_mask(self._mask(guard, lanes, own), value.guard, lanes)
         masked = {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)}
         pointer += self._still(masked - own, lanes)
         other = _number(value.other if value.guard else self.preferred.get(id(value), value.other))
         text = f"tl.load({pointer}{f', mask={mask}, other={other}' if mask else ''}{self._eviction(value)})"
-        wanted = carried_dtype(value.dtype)
         return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
+
+    def _box(self, tensor: Tensor, box: MatrixBox, lanes: Lanes) -> str:
+        """A block that a copy engine reads, with its lanes in this order."""
+        name = self.descriptors[_descriptor(tensor, box)]
+        place = ", ".join(f"sr_place({self.index(e)})" for e in box.place)
+        return f"{name}.load([{place}]){'' if box.sides == lanes else '.T'}"
 
     def _eviction(self, value: Load) -> str:
         """The hint of a load that reads a block of rows for the last time."""
@@ -766,8 +868,10 @@ class _TritonPrinter:
             # A plain number would be float32 there, whatever it meets.
             kind = TYPES[carried_dtype(value.dtype)]
             args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
-        if value.function in ("exp_diff", "exp_below") and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:
+        if value.function in POWERS and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:
             return f"sr_exp_scaled({', '.join(scaled)}, {args[1]})"
+        if value.function in POWERS and _kind(value.dtype) == "single" and self._is_maximum(*value.args):
+            return f"sr_exp_change({args[0]}, {args[1] if value.function == 'exp_below' else f'sr_finite({args[1]})'})"
         special = SPECIAL.get((value.function, _kind(value.dtype)))
         return (special or FUNCTIONS[value.function]).format(*args)
 
@@ -779,6 +883,12 @@ class _TritonPrinter:
         if not isinstance(block, Held) or not isinstance(scale, Constant) or block.local.name not in self.narrow:
             return None
         return self._held(block.local, lanes), self.value(scale, lanes, guard)
+
+    def _is_maximum(self, x: Value, m: Value) -> bool:
+        """Whether a value that a larger one is subtracted from is the maximum of a part, so that sums relative to it change."""
+        if isinstance(x, Load):
+            return x.tensor in self.maxima
+        return isinstance(m, Call) and m.function == "maximum" and x in m.args
 
     def _cast(self, value: Call, arg: str) -> str:
         if isinstance(value.args[0], Constant):
@@ -876,7 +986,7 @@ class _TritonPrinter:
             asked, number = self.absent.get(value.local.name, ((), None))
             known = value.local.lanes == lanes and all(_is_asked(g, asked, lanes) for g in guard)
             return number if known and not self.single else None
-        if isinstance(value, Call) and value.function in ("exp_diff", "exp_below"):
+        if isinstance(value, Call) and value.function in POWERS:
             return 0 if self._missing(value.args[0], lanes, guard) == -math.inf else None
         if isinstance(value, Call) and value.function == "cast":
             return 0 if self._missing(value.args[0], lanes, guard) == 0 else None
@@ -961,6 +1071,10 @@ class _TritonPrinter:
             self.put(f"{local} += tl.sum({left}.to({kind})[:, :, None] * {right}.to({kind})[None, :, :], 1)")
         else:
             common = torch.promote_types(left_dtype, right_dtype)
+            if common == torch.float32:
+                # So is what meets an operand of sixteen bits, unless it has more of them in memory.
+                both = ((node.left, left_dtype), (node.right, right_dtype))
+                common = next((own for v, own in both if own.itemsize == 2 and not _reads_wide(both, own)), common)
             left, right = (
                 text if own == common else f"{text}.to({TYPES[common]})"
                 for text, own in ((left, left_dtype), (right, right_dtype))
@@ -992,9 +1106,8 @@ class _TritonPrinter:
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)
         text = f"tl.where({mask}, {text}, 0)" if mask and self._missing(value, lanes, own) != 0 else text
-        # What is rounded to sixteen bits meets an operand that has them.
-        rounded = isinstance(value, Call) and value.function == "cast" and wide != value.dtype
-        if rounded and not self.interpreted:
+        # A product rounds what is computed in float32 for sixteen bits: matrix units take operands that have them.
+        if wide != value.dtype and not self.interpreted:
             return f"({text}).to({TYPES[value.dtype]})", value.dtype
         return text, wide
 
@@ -1009,6 +1122,48 @@ class _TritonPrinter:
             self.kept.append(value)
         name, order = self.read_blocks[key]
         return name if order == lanes else f"tl.trans({name})"
+
+
+def _reads_wide(operands: Sequence[tuple[Value, torch.dtype]], narrow: torch.dtype) -> bool:
+    """Whether an operand of a product has more bits in memory than this dtype."""
+    return any(isinstance(v, Load) and own.itemsize > narrow.itemsize for v, own in operands)
+
+
+def _descriptors(dot: Dot) -> Iterator[Descriptor]:
+    """What the boxes of a product are read from."""
+    rows, columns, depth = dot.lanes
+    for value, lane in ((dot.left, rows), (dot.right, columns)):
+        if isinstance(value, Boxed) and (box := box_of(value, (lane, depth))) is not None:
+            yield _descriptor(value.tensor, box)
+
+
+def _box_names(descriptors: Iterable[Descriptor]) -> dict[Descriptor, str]:
+    """What boxes are read from, each once, and the names of these arguments."""
+    names: dict[Descriptor, str] = {}
+    for descriptor in descriptors:
+        alike = sum(d.tensor is descriptor.tensor for d in names if d != descriptor)
+        names.setdefault(descriptor, f"{descriptor.tensor.name}_box{alike + 1 if alike else ''}")
+    return names
+
+
+def _descriptor(tensor: Tensor, box: MatrixBox) -> Descriptor:
+    row, column = box.sides
+    return Descriptor(tensor, box.rows, box.columns, (row.size, column.size))
+
+
+def _maxima(program: LoopProgram) -> frozenset[Tensor]:
+    """The tensors that hold maxima of parts of rows: written from a private block that is the largest of several values."""
+    found: set[Tensor] = set()
+    for kernel in program.kernels:
+        every = list(nodes(kernel.body))
+        largest = {n.local.name for n in every if isinstance(n, Reduce) and n.operator == "max"}
+        largest |= {n.local.name for n in every if isinstance(n, Assign) and _is_larger(n.value)}
+        found |= {n.tensor for n in every if isinstance(n, Write) and isinstance(n.value, Held) and n.value.local.name in largest}
+    return frozenset(t for t in found if t.role is Role.SCRATCH)
+
+
+def _is_larger(value: Value) -> bool:
+    return isinstance(value, Call) and value.function == "maximum"
 
 
 def _only_loop(body: Sequence[Node]) -> For | None:
@@ -1040,13 +1195,28 @@ def _places(index: Expr, block: Local) -> Lanes:
     return tuple(found)
 
 
-def _stages(body: Sequence[Node]) -> int | None:
-    """How many blocks of products to keep in flight: fewer where one product feeds another, which also needs registers."""
+def _stages(body: Sequence[Node], loop: For | None = None) -> int | None:
+    """How many blocks of products to keep in flight, if these are the statements of a loop."""
     products = [n for n in body if isinstance(n, Dot)]
-    inner = (_stages(part) for n in body for part in bodies(n))
-    chained = any(isinstance(v, Held) for n in products for side in (n.left, n.right) for v in side.walk())
-    own = (CHAINED_STAGES if chained else STAGES) if products else None
+    inner = (_stages(part, n if isinstance(n, For) and n.kind is not GRID else None) for n in body for part in bodies(n))
+    own = _stages_of(products, loop) if products else None
     return min((n for n in (own, *inner) if n is not None), default=None)
+
+
+def _stages_of(products: Sequence[Dot], loop: For | None) -> int:
+    """Two programs on a multiprocessor hide what one waits for: scores, say, before they are multiplied with values."""
+    sides = [(v, dot) for dot in products for v in (dot.left, dot.right)]
+    if not any(isinstance(v, Held) for side, _ in sides for v in side.walk()):
+        return STAGES if loop is None or loop.extent.value is not None else ROW_STAGES
+    changing = {loop.symbol, *(n.symbol for n in nodes(loop.body) if isinstance(n, For | Bind))} if loop else set()
+    blocks = {v: dot for v, dot in sides if isinstance(v, Load)}
+    still = moving = 0
+    for block, dot in blocks.items():
+        own = {s for e in block.index for s in e.symbols}
+        size = block.dtype.itemsize * math.prod(lane.size for lane in dot.lanes if lane.symbol in own)
+        still, moving = (still, moving + size) if own & changing else (still + size, moving)
+    fitting = (n for n in CHAINED_STAGES if still + n * moving <= HALF_SHARED)
+    return next(fitting, CHAINED_STAGES[-1])
 
 
 def _unscaled(node: Reduce) -> tuple[Value, str]:

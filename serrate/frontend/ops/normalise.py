@@ -54,8 +54,10 @@ def softmax_terms(x: TensorView, dim: Dims) -> tuple[TensorView, TensorView]:
     """The exponentials of a softmax, and what they are multiplied by, with a dim of extent 1 in place of `dim`. That is 0 for
     rows that have nothing but -inf: a query that sees no key gets zeros, as in torch."""
     dims, largest, total = softmax_states(x, dim)
-    scale = add(reciprocal(total), _undefined(largest))
-    return _powers(x, dims, largest), keep(x, where(eq(total, 0), 0.0, scale), dims, True)
+    nothing = eq(total, 0)
+    # A total of 0 is never divided by: the gradient would multiply the infinity by 0.
+    scale = add(reciprocal(where(nothing, 1.0, total)), _undefined(largest))
+    return _powers(x, dims, largest), keep(x, where(nothing, 0.0, scale), dims, True)
 
 
 def _powers(x: TensorView, dims: tuple[int, ...], largest: TensorView) -> TensorView:

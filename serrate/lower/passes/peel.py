@@ -8,24 +8,27 @@ guards. Masks cost arithmetic units as much as a softmax does, and most blocks o
                                                                       k = whole, if whole < e:
                                                                           t += a[k*64 + i] * ..  where k*64 + i < n
 
-Conditions that only hold from some block on, such as those of queries that see a key, are met by a loop before these two. A
-select by such a condition, as of a causal mask, is decided in whole blocks.
+Conditions that only hold from some block on, such as those of queries that see a key, are met by a loop before these two, or
+after them if blocks only add to sums. A select by such a condition, as of a causal mask, is decided in whole blocks.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from serrate.ir.conditions import conditions_of
 from serrate.ir.expr import Expr, FloorDiv, Less, Minimum, Symbol, const, maximum, minimum, symbol
-from serrate.ir.loops import Bind, Declare, Dot, For, If, Load, LoopProgram, Node, While, nodes, values_of
+from serrate.ir.loops import Bind, Declare, Dot, For, If, Load, LoopProgram, Node, While, Write, nodes, values_of, written_by
 from serrate.ir.solve import certain, end_of, start_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Call, Role, Value, call, rewrite
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, Effect, effects, inward, kept, names_in, per_kernel, with_values
+from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, names_in, per_kernel, with_values
 from serrate.lower.passes.end_loops import settled
+
+Bounds = Mapping[Less, Expr]
+"""Conditions, and the positions of a loop from which on they may fail, or hold."""
 
 
 def peel(program: LoopProgram) -> LoopProgram:
@@ -43,48 +46,69 @@ def _body(body: Body, names: Names) -> Body:
 
 
 def _computes(loop: For) -> bool:
-    """Whether a loop itself, and not one inside it, multiplies blocks, or computes something of what the program is given. A loop
-    that only adds up or moves what it reads waits for memory, and one over partial results is short."""
-    if loop.kind is GRID or any(isinstance(n, Dot) for n in loop.body):
-        return loop.kind is not GRID
+    """Whether a loop itself, and not one inside it, computes something of what the program is given, which masks would add to. A
+    loop that only adds up, multiplies or moves what it reads waits for memory or matrix units, and one over partial results is
+    short. If it reads ahead, a block that is taken out of it would have to wait for memory on its own."""
+    products = [n for n in loop.body if isinstance(n, Dot)]
+    if loop.kind is GRID or products:
+        return loop.kind is not GRID and not all(_multiplies_memory(n) for n in effects(loop.body))
     values = [v for s in effects(loop.body) for value in values_of(s) for v in value.walk()]
     called = any(isinstance(v, Call) and v.function != "cast" for v in values)
     read = any(isinstance(v, Load) and v.tensor.role is Role.INPUT for v in values)
     return called and read and not any(isinstance(n, For | While) for n in loop.body)
 
 
+def _multiplies_memory(node: Effect) -> bool:
+    """Whether a statement multiplies blocks as they are in memory."""
+    return isinstance(node, Dot) and isinstance(node.left, Load) and isinstance(node.right, Load)
+
+
 def _peeled(loop: For, names: Names) -> list[Node]:
     guards = _guards(loop)
     ends = {g: end for g in guards if (end := _bound(g, loop, end_of)) is not None}
     starts = {g: start for g in guards if g not in ends and (start := _bound(g, loop, start_of)) is not None}
-    if not ends and not starts:
+    met = functools.reduce(maximum, dict.fromkeys(starts.values()), const(0))
+    met = maximum(minimum(met, loop.extent), const(0))
+    limit = functools.reduce(minimum, dict.fromkeys(ends.values()), loop.extent)
+    # Nothing is whole in a row that ends before it begins.
+    if not (ends or starts) or (limit.value is not None and limit.value <= 0):
         return [loop]
     inner = _decided(settled(loop.body, {**ends, **starts}.keys()), {**ends, **starts}.keys())
-    begin, before = const(0), list[Node]()
+    begin, named, first = const(0), list[Node](), list[Node]()
     if starts:
         begin = symbol(names.of((loop, "first"), f"first_{loop.symbol}"), 0)
-        first = functools.reduce(maximum, dict.fromkeys(starts.values()), const(0))
-        before = [
-            Bind(begin, maximum(minimum(first, loop.extent), const(0)), (), ()),
-            For(loop.symbol, begin, loop.kind, loop.body, begin, brief=True),
-        ]
+        named = [Bind(begin, met, (), ())]
+        first = [For(loop.symbol, begin, loop.kind, loop.body, begin, brief=True)]
     whole = symbol(names.of(loop, f"whole_{loop.symbol}"), 0)
-    # Nothing is whole in a row that ends before it begins.
-    limit = maximum(functools.reduce(minimum, dict.fromkeys(ends.values()), loop.extent), begin)
-    before.append(Bind(whole, limit, (), ()))
+    named.append(Bind(whole, maximum(limit, begin), (), ()))
     if starts:
         step = symbol(names.of((loop, "step"), f"step_{loop.symbol}"), 0)
-        before.append(For(step, whole - begin, loop.kind, (Bind(loop.symbol, begin + step, (), ()), *inner), whole - begin))
+        main = For(step, whole - begin, loop.kind, (Bind(loop.symbol, begin + step, (), ()), *inner), whole - begin)
     else:
-        before.append(For(loop.symbol, whole, loop.kind, inner, whole))
+        main = For(loop.symbol, whole, loop.kind, inner, whole)
+    last = _last(loop, ends, starts, whole, names)
+    # Blocks that a loop carries past another one were seen to take up registers that the loop over whole blocks needs.
+    return [*named, main, *last, *first] if _in_any_order(loop) else [*named, *first, main, *last]
+
+
+def _last(loop: For, ends: Bounds, starts: Bounds, whole: Symbol, names: Names) -> list[Node]:
+    """The blocks from the first on that is not whole: one, or a loop over them."""
     if not ends:
-        return before
-    last = _decided(settled(loop.body, starts.keys()), starts.keys())
+        return []
+    body = _decided(settled(loop.body, starts.keys()), starts.keys())
     if not starts and all(_at_most_one_apart(loop.extent, end) for end in ends.values()):
-        return [*before, If((Less(whole, loop.extent),), (Bind(loop.symbol, whole, (), ()), *last), ())]
+        return [If((Less(whole, loop.extent),), (Bind(loop.symbol, whole, (), ()), *body), ())]
     rest = symbol(names.of((loop, "rest"), f"rest_{loop.symbol}"), 0)
-    left, body = loop.extent - whole, (Bind(loop.symbol, whole + rest, (), ()), *last)
-    return [*before, For(rest, left, loop.kind, body, left, brief=True)]
+    left = loop.extent - whole
+    return [For(rest, left, loop.kind, (Bind(loop.symbol, whole + rest, (), ()), *body), left, brief=True)]
+
+
+def _in_any_order(loop: For) -> bool:
+    """Whether the iterations of a loop only add to blocks that none of them reads."""
+    own = {n.local.name for n in nodes(loop.body) if isinstance(n, Declare)}
+    lasting = [s for s in effects(loop.body) if isinstance(s, Write) or any(x.name not in own for x in written_by(s))]
+    read = {name for n in nodes(loop.body) for name in blocks_read(n)}
+    return all(isinstance(s, Dot) and s.local.name not in read for s in lasting)
 
 
 def _at_most_one_apart(extent: Expr, end: Expr) -> bool:

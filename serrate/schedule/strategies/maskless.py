@@ -13,12 +13,13 @@ from serrate.schedule.plan import Plan, Recorder
 from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
     PhaseBlocks,
-    of_sixteen_bits,
-    reduces_features,
+    for_look_ups,
+    halvings,
     schedule,
     schedule_product,
     shapes,
     stages_for,
+    sums_look_ups,
     warps_for,
     width,
 )
@@ -43,19 +44,20 @@ def maskless(
     prepare(recorder)
     small = False
     if short and target.factors_blocks and not program.axes:
-        found = shapes(program)
-        # Arithmetic on 16-bit elements takes as many registers as on 32-bit ones, and half the time to load them.
-        small = of_sixteen_bits(found) or reduces_features(found)
-        target = replace(target, block=target.block // 2) if small else target
+        times = halvings(shapes(program))
+        small, target = times > 0, replace(target, block=target.block >> times)
         if pivots:
             _about_pivots(recorder, target)
+    look_ups = target.many_workers and sums_look_ups(shapes(recorder.program))
+    target = for_look_ups(target) if look_ups else target
     keep = target.keeps_rows if keep_rows is None else keep_rows
     if (target.keeps_rows or keep) and not program.axes:
         in_two_passes(recorder, keep)
     schedule(recorder, target, WholeRows(tile), lanes)
     if keep and not program.axes and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps, stages=stages)
-    return recorder.plan("maskless", warps or warps_for(program, target, small=small), stages or stages_for(program, target))
+    warps = warps or warps_for(program, target, small=small, look_ups=look_ups)
+    return recorder.plan("maskless", warps, stages or stages_for(program, target, look_ups=look_ups))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,76 @@
+"""Warps, stages and blocks of rows on a GPU, by what a program does with rows; and that such plans compute what torch does.
+
+In: functions of rows of features, planned without a GPU and run by Triton's interpreter. The oracle is plain torch, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from serrate import JaggedTensor, jit, ops
+from serrate.schedule.plan import Plan
+
+pytestmark = pytest.mark.triton
+LENGTHS = (3, 0, 17, 1, 40, 2, 1500, 16, 5)
+Body = Callable[..., Any]
+
+
+def both(body: Body, *args: JaggedTensor | torch.Tensor) -> tuple[Plan, Plan]:
+    """The plan for long rows and the one for short rows."""
+    found = jit(body, backend="triton", strategy="persistent_dynamic").plan(*args)
+    assert found.short is not None
+    return found, found.short
+
+
+def bags(dtype: torch.dtype, features: int = 128) -> tuple[JaggedTensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 50, (sum(LENGTHS),), generator=draw)
+    return JaggedTensor.from_lengths(ids, LENGTHS), torch.randn(50, features, generator=draw).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "features"), [(torch.float32, 128), (torch.bfloat16, 512)], ids=str)
+def test_one_warp_without_stages_sums_rows_that_are_looked_up(dtype: torch.dtype, features: int) -> None:
+    ids, table = bags(dtype, features)
+
+    def pooled(ids: Any, table: torch.Tensor) -> torch.Tensor:
+        return functional.embedding_bag(ids, table, mode="sum")
+
+    for plan in both(pooled, ids, table):
+        assert (plan.warps, plan.stages) == (1, 1)
+        sizes = {t.loop: t.size for t in plan.tiles}
+        # 512 bytes of sums, and as many elements as a warp holds.
+        assert sizes.get("d3", features) == 128
+        assert sizes["r0i" if plan.short else "r0"] == 2048 // 128
+    made = jit(pooled, backend="triton", strategy="persistent_dynamic")
+    exact = functional.embedding_bag(ids.values, table.double(), ids.offsets[:-1], mode="sum")
+    torch.testing.assert_close(made(ids, table), exact.to(dtype))
+
+
+def test_rows_that_are_read_in_order_keep_stages_in_flight() -> None:
+    x = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 128), LENGTHS)
+    for plan in both(lambda x: x.sum(1), x):
+        assert plan.stages > 1
+        assert plan.warps > 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elements", "warps"), [(torch.float32, 4096, 16), (torch.bfloat16, 2048, 8), (torch.float16, 2048, 8)], ids=str
+)
+def test_statistics_over_features_take_smaller_blocks_of_smaller_elements(dtype: torch.dtype, elements: int, warps: int) -> None:
+    x = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 128, dtype=dtype), LENGTHS)
+    for plan in both(lambda x: ops.layer_norm(x, (1, 2)), x):
+        assert plan.warps == warps
+        sizes = {t.loop: t.size for t in plan.tiles}
+        assert sizes["r0i" if plan.short else "r0"] == elements // 128
+
+
+@pytest.mark.parametrize(("dims", "pieces"), [((1,), 1), ((1, 2), 2)], ids=["columns", "features together"])
+def test_rows_of_two_pieces_stay_whole_unless_workers_share_their_columns(dims: tuple[int, ...], pieces: int) -> None:
+    x = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 128), LENGTHS)
+    plan, _ = both(lambda x: ops.layer_norm(x, dims), x) if len(dims) > 1 else both(lambda x: torch.softmax(x, dims[0]), x)
+    assert plan.most == pieces * next(t.size for t in plan.tiles if t.loop == "r0")
