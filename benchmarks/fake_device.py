@@ -66,11 +66,15 @@ def _built() -> Path:
 
 
 def _launched(
-    self: runtime.TritonFunction, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor], numbers: Sequence[int]
+    self: runtime.TritonFunction,
+    grid: tuple[int, int, int],
+    tensors: Sequence[torch.Tensor],
+    numbers: Sequence[int],
+    matrices: Sequence[runtime.Matrix],
 ) -> Any:
     """What Triton compiles: a kernel that does nothing, except that the check of offsets reports what it would."""
     run = KERNELS.get(self.function.__name__, _nothing)
-    run(*grid, 0, None, None, None, None, None, *[t.data_ptr() for t in tensors], *numbers)
+    run(*grid, 0, None, None, None, None, None, *[t.data_ptr() for t in tensors], *matrices, *numbers)
     return SimpleNamespace(run=run, function=None, packed_metadata=None)
 
 

@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 def family_of(name: str) -> str:
     """The task's name without its sizes."""
-    kind = name.removeprefix("short ").removeprefix("1-D ")
+    kind = name.removeprefix("short ").removeprefix("1-D ").removesuffix(", kernel")
     return next((each for each in ("attention", "grouped matmul") if kind.startswith(each)), kind)
 
 

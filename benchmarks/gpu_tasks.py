@@ -7,7 +7,7 @@ for a sample of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 import serrate
 from benchmarks.data import lengths, offsets
+from benchmarks.examples import example
 from serrate import JaggedTensor, ir, ops
 from serrate.nn.experts import apply_experts, combine
 
@@ -122,6 +123,15 @@ def by_row(body: Callable[[Any], Any], row: Callable[[Tensor], Tensor], moved: f
 
 def _rows(body: Callable[[Any], Any], row: Callable[[Tensor], Tensor], moved: float) -> Callable[[Data], Work]:
     return partial(by_row, body, row, moved)
+
+
+def _example(name: str, row: Callable[[Tensor], Tensor], moved: float) -> Callable[[Data], Work]:
+    """The kernel of an example, which is called as it is."""
+
+    def make(data: Data) -> Work:
+        return replace(by_row(lambda x: x, row, moved, data), call=example(name).jagged)
+
+    return make
 
 
 def _layer_norm(row: Tensor) -> Tensor:
@@ -274,6 +284,30 @@ def attention(causal: bool, data: Data) -> Work:
     return Work(data, function, check, flops=flops, operands=(k, v, causal), arguments=arguments)
 
 
+def grouped_example(width: int, data: Data) -> Work:
+    return replace(grouped_matmul(width, data), call=example("grouped_gemm").jagged_per_group)
+
+
+def hstu(data: Data) -> Work:
+    """The kernel of an example: causal attention with SiLU."""
+    k, v = (torch.randn_like(data.values) for _ in range(2))
+    alpha, scale = data.values.shape[-1] ** -0.5, 1.0 / 64
+
+    def check(got: JaggedTensor) -> None:
+        for at in data.sample():
+            own, keys, values = (data.rows(x, [at])[0][:, :2].transpose(0, 1).float() for x in (data.values, k, v))
+            if own.shape[1] <= 8192:
+                scores = functional.silu(own @ keys.transpose(1, 2) * alpha).tril() * scale
+                close(data.rows(got.values, [at])[0][:, :2], (scores @ values).transpose(0, 1), data.values.dtype)
+
+    flops = 2.0 * float((data.lengths.double() ** 2).sum()) * HEADS * data.values.shape[-1]
+
+    def arguments(q: JaggedTensor) -> tuple[Any, ...]:
+        return q, q.with_values(k), q.with_values(v), alpha, scale
+
+    return Work(data, example("jagged_hstu_attention").jagged, check, flops=flops, operands=(k, v), arguments=arguments)
+
+
 def decode(data: Data) -> Work:
     """One query for each sequence over all of its keys and values: bound by their bytes."""
     v = torch.randn_like(data.values)
@@ -389,6 +423,15 @@ TASKS: dict[str, GpuTask] = {
         for size in (64, 128)
         for causal in (False, True)
     },
+    **{
+        f"HSTU {size}, kernel": GpuTask(hstu, 64, 1024, (HEADS, size), ("bfloat16",), ("uniform", "exponential"))
+        for size in (64, 128)
+    },
+    # The example adds up in the dtype of its rows, which 16 bits are too few for.
+    "sum, kernel": GpuTask(_example("jagged_sum", lambda row: row.sum(0), 1), dtypes=("float32",)),
+    "softmax, kernel": GpuTask(_example("jagged_softmax", lambda row: torch.softmax(row, 0), 2)),
+    "layer norm, kernel": GpuTask(_example("jagged_layer_norm", _layer_norm, 2), dtypes=("float32",)),
+    "grouped matmul, kernel": GpuTask(partial(grouped_example, 2048), 64, 1024, (4096,), ("bfloat16",)),
     "decode attention": GpuTask(decode, 256, 4096, (HEADS, 128), ("bfloat16",)),
     "experts": GpuTask(experts, 64, 512, (2048,), ("bfloat16",)),
     "mixture of experts": GpuTask(partial(mixture, 1408), 64, 2048, (2048,), ("bfloat16",)),
