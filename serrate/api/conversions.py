@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from serrate.frontend import ops
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.padding import padded_over
 from serrate.frontend.ops.structure import viewed
+from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
@@ -51,9 +53,7 @@ def pack_runs(
     if not on_host(values):
         packed = running_sum(lengths) if offsets is None else offsets
         gather = _gather_program(BITS[values.itemsize], *_sides(values, dim), starts.dtype, packed.dtype)
-        # A tensor without elements, which the host knows to have `total` positions.
-        positions = torch.empty(total, 0, dtype=torch.uint8, device=values.device)
-        return _result(gather(_bits(values, dim), starts, packed, positions), shape, values.dtype)
+        return _result(gather(_bits(values, dim), starts, packed, _positions(total, values)), shape, values.dtype)
     longest = _longest(values.shape[dim], starts, lengths, total)
     if longest is None:
         return None
@@ -74,6 +74,23 @@ def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: in
     program = _pad_program(bits.dtype, *_sides(values, dim), starts.dtype, lengths.dtype)
     rooms = torch.empty(room, dtype=torch.uint8, device=values.device)
     return _result(program(_bits(values, dim), starts, lengths, bits, rooms), shape, values.dtype)
+
+
+def unpad_rows(padded: Tensor, dim: int, offsets: Tensor, total: int) -> Tensor | None:
+    """Packs padded rows on a GPU back to back, given nothing but their offsets; None on a CPU, and if torch must do it."""
+    shape = (*padded.shape[:dim], total, *padded.shape[dim + 2 :])
+    if on_host(padded) or not _takes(padded, math.prod(shape)):
+        return None
+    before, after = math.prod(padded.shape[:dim]) > 1, math.prod(padded.shape[dim + 2 :])
+    program = _unpad_program(BITS[padded.itemsize], before, after, offsets.dtype)
+    boxes = ([-1] if before else []) + [*padded.shape[dim : dim + 2]] + ([after] if after > 1 else [])
+    bits = padded.detach().view(boxes).view(BITS[padded.itemsize])
+    return _result(program(bits, offsets, _positions(total, padded)), shape, padded.dtype)
+
+
+def _positions(total: int, like: Tensor) -> Tensor:
+    """A tensor without elements, which the host knows to have `total` positions."""
+    return torch.empty(total, 0, dtype=torch.uint8, device=like.device)
 
 
 def _takes(values: Tensor, count: int) -> bool:
@@ -130,16 +147,40 @@ def _gather_program(dtype: torch.dtype, before: bool, after: int, starts: torch.
     """Packed rows, given by their offsets, each position of which is read where its run says."""
     with Fusion("gather_runs") as fusion:
         values = fusion.input([None] * (1 + before) + [after] * (after > 1), dtype)
-        first, bounds = fusion.input((None,), starts), fusion.input((None,), offsets)
-        positions = fusion.input((None, 0), torch.uint8)
-        dim, names = int(before), (fusion.fresh("c"), fusion.fresh("r"))
-        count = bounds.domains[0].extent_expr - 1
-        array = Array(bounds.tensor.name)
-        component, row = partition(positions.domains[0], array, count, names=names, program=fusion.identity)
+        first = fusion.input((None,), starts)
+        component, row = _packed_rows(fusion, offsets)
         read = Place(Array(first.tensor.name, signed=True)[index_of(component)] + index_of(row), (component, row))
-        outer, inner = values.domains[:dim], values.domains[dim + 1 :]
-        rows = pulled(fusion, dtype, (*outer, component, row, *inner), values.at((*outer, read, *inner)))
-        fusion.output(ops.as_flattened(rows, component_dim=dim, ragged_dim=dim + 1))
+        _output_rows(fusion, values, int(before), (component, row), (read,))
+    return _moving(fusion, dtype, after)
+
+
+@functools.cache
+def _unpad_program(dtype: torch.dtype, before: bool, after: int, offsets: torch.dtype) -> Compiled:
+    """Packed rows, given by their offsets, each position of which is read from its place in the padded row."""
+    with Fusion("unpad_rows") as fusion:
+        padded = fusion.input([None] * (2 + before) + [after] * (after > 1), dtype)
+        component, row = _packed_rows(fusion, offsets)
+        read = [Place(index_of(domain), (domain,)) for domain in (component, row)]
+        _output_rows(fusion, padded, int(before), (component, row), read)
+    return _moving(fusion, dtype, after)
+
+
+def _packed_rows(fusion: Fusion, offsets: torch.dtype) -> tuple[IterDomain, ...]:
+    """Components and rows that lie back to back: two inputs, their offsets, and a tensor of as many positions."""
+    bounds, positions = fusion.input((None,), offsets), fusion.input((None, 0), torch.uint8)
+    names, count = (fusion.fresh("c"), fusion.fresh("r")), bounds.domains[0].extent_expr - 1
+    return partition(positions.domains[0], Array(bounds.tensor.name), count, names=names, program=fusion.identity)
+
+
+def _output_rows(fusion: Fusion, values: TensorView, dim: int, pair: Sequence[IterDomain], read: Sequence[Place]) -> None:
+    """Outputs packed rows, whose positions are read at these places of the values' dims from `dim` on."""
+    outer, inner = values.domains[:dim], values.domains[dim + len(read) :]
+    rows = pulled(fusion, values.dtype, (*outer, *pair, *inner), values.at((*outer, *read, *inner)))
+    fusion.output(ops.as_flattened(rows, component_dim=dim, ragged_dim=dim + 1))
+
+
+def _moving(fusion: Fusion, dtype: torch.dtype, after: int) -> Compiled:
+    """A program that copies rows to where they are packed, on a GPU."""
     if after > 1:
         return Compiled(fusion, policy=EAGER)
     # Nothing is reduced, so a block is a piece: as many loads as possible are in flight.
@@ -171,4 +212,4 @@ def _rows(
     return viewed(values, (*values.domains[:dim], *pair, *values.domains[dim + 1 :])), dim
 
 
-moving.install(pack_runs=pack_runs, pad_runs=pad_runs)
+moving.install(pack_runs=pack_runs, pad_runs=pad_runs, unpad_rows=unpad_rows)

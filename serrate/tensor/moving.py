@@ -41,6 +41,15 @@ def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: in
     return _moved("pad_runs", values, dim, starts, lengths, room, fill)
 
 
+def unpad_rows(padded: Tensor, dim: int, offsets: Tensor, total: int) -> Tensor | None:
+    """Packs the rows that are padded to dim `dim + 1`, one for each position of `dim`, back to back: row k ends at
+    `offsets[k + 1]`. Returns None if `pack_runs` or torch must do it."""
+    mover = _movers.get("unpad_rows")
+    if mover is None or not (_plain(padded) and _plain(offsets)):
+        return None
+    return mover(padded, dim, offsets.contiguous(), total)
+
+
 def _moved(name: str, values: Tensor, dim: int, starts: Tensor, lengths: Tensor, *rest: Any) -> Tensor | None:
     mover = _movers.get(name)
     if mover is None or not all(map(_plain, (values, starts, lengths))):

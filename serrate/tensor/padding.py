@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DtypeError, ShapeError, StructureError
-from serrate.tensor.moving import BITS, pack_runs, pad_runs
+from serrate.tensor.moving import BITS, pack_runs, pad_runs, unpad_rows
 from serrate.tensor.offsets import Levels, as_tensors
 from serrate.tensor.permuting import inverse
 from serrate.tensor.positions import compacted, padded_index, padded_row_index
@@ -87,8 +87,11 @@ def unpad(padded: Tensor, structure: Structure) -> Tensor:
     """
     for dim, rows in zip(structure.dims, structure.rows, strict=True):
         extents = tuple(padded.shape[dim + 1 : dim + 1 + rows.levels])
-        flat, moved = padded.flatten(dim, dim + rows.levels), None
-        if rows.columns is None:
+        moved = None
+        if rows.levels == 1:
+            moved = unpad_rows(padded, dim, rows.offsets[0], rows.elements("from_padded"))
+        flat = padded.flatten(dim, dim + rows.levels) if moved is None else padded
+        if moved is None and rows.columns is None:
             starts = rows.derived(("padded starts", extents), partial(_padded_starts, rows, extents))
             total = rows.elements("from_padded")
             moved = pack_runs(flat, dim, starts, rows.inner_lengths(), total, rows.offsets[rows.depth - 1])

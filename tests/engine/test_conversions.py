@@ -42,17 +42,19 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Compiled code takes all sizes; gives what it took and what it left to torch."""
     seen: list[bool] = []
 
-    def watched(mover: moving.Mover) -> moving.Mover:
+    def watched(name: str, mover: moving.Mover) -> moving.Mover:
         def call(*args: Any) -> Tensor | None:
             found = mover(*args)
-            seen.append(found is not None)
+            # What `unpad_rows` leaves, `pack_runs` is asked for.
+            if found is not None or name != "unpad_rows":
+                seen.append(found is not None)
             return found
 
         return call
 
     monkeypatch.setattr(conversions, "SMALLEST", 0)
     for name, mover in list(moving._movers.items()):
-        monkeypatch.setitem(moving._movers, name, watched(mover))
+        monkeypatch.setitem(moving._movers, name, watched(name, mover))
     yield seen
 
 
@@ -194,8 +196,24 @@ def test_a_gpu_converts_by_compiled_code_without_reading_lengths(
     for box, row in zip(padded, rows, strict=True):
         box[: len(row)] = row
     monkeypatch.setattr(conversions, "default_backend", lambda _: "triton")
-    for program in (conversions._gather_program, conversions._pad_program):
+    for program in (conversions._gather_program, conversions._unpad_program, conversions._pad_program):
         monkeypatch.setattr(conversions, program.__name__, partial(on_triton, program.__wrapped__))
     packed = JaggedTensor.from_padded(padded, lengths)
     again = packed.to_padded(1)
     assert torch.equal(packed.values, torch.cat(rows)) and torch.equal(again, padded[:, :700]) and taken == [True, True]
+    # Two levels: rows of parts.
+    parts = (torch.tensor([1, 0, 3]), lengths)
+    boxes = torch.zeros(3, 3, 800, *inner, dtype=dtype)
+    boxes[0, 0], boxes[2] = padded[0], padded[1:]
+    assert torch.equal(JaggedTensor.from_padded(boxes, parts).values, torch.cat(rows)) and taken == [True, True, True]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="Triton runs on a CPU only under its interpreter")
+@pytest.mark.parametrize("before", [(), (3,)], ids=str)
+def test_padded_rows_are_read_up_to_the_end_of_their_box(before: tuple[int, ...]) -> None:
+    """A row that says it is longer than its box does not go on in the next one."""
+    padded = torch.arange(1, 1 + 8 * (before or (1,))[0], dtype=torch.int32).view(*before, 2, 4)
+    program = on_triton(conversions._unpad_program.__wrapped__, torch.int32, bool(before), 1, torch.int64)
+    found = program(padded, torch.tensor([0, 6, 7]), torch.empty(7, 0, dtype=torch.uint8))
+    for got, box in zip(found.view(-1, 7), padded.view(-1, 2, 4), strict=True):
+        assert got.tolist() == [*box[0].tolist(), 0, 0, int(box[1, 0])]
