@@ -28,7 +28,7 @@ def stages(fusion: Fusion) -> tuple[Stage, ...]:
     """The stages of a fusion, in an order in which they can run."""
     fusion.verify()
     results = [view.tensor for view in fusion.results]
-    live = unrounded(fusion.live(), results)
+    live = _grouped_and_inverted(unrounded(fusion.live(), results))
     numbers = _numbered(live)
     out: list[Stage] = []
     for number in sorted(set(numbers)) or [0]:
@@ -40,6 +40,26 @@ def stages(fusion: Fusion) -> tuple[Stage, ...]:
             inputs = [view.tensor for view in fusion.inputs]
             out.append(_program(fusion.name, own, later, results, inputs, whole=len(set(numbers)) < 2))
     return tuple(out)
+
+
+def _grouped_and_inverted(live: list[Definition]) -> list[Definition]:
+    """Where the permutation of a `group_by` is inverted, one call does both: it knows where every position goes."""
+    groups = {d.statement.targets[1]: d for d in live if isinstance(d.statement, Library) and d.statement.function == "group_by"}
+    inverses: dict[Definition, Definition] = {}
+    for definition in live:
+        statement = definition.statement
+        if isinstance(statement, Library) and statement.function == "invert":
+            (permutation,) = statement.values
+            group = groups.get(permutation.tensor) if isinstance(permutation, Read) else None
+            if group is not None:
+                inverses.setdefault(group, definition)
+    merged: dict[Definition, Definition | None] = dict.fromkeys(inverses.values())
+    for group, inverse in inverses.items():
+        call = group.statement
+        assert isinstance(call, Library)
+        both = replace(call, function="group_and_invert", targets=(*call.targets, *inverse.statement.targets))
+        merged[group] = replace(group, statement=both)
+    return [d for d in (merged.get(each, each) for each in live) if d is not None]
 
 
 def _numbered(live: list[Definition]) -> list[int]:

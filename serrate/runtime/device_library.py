@@ -29,13 +29,33 @@ def _kernel(name: str, groups: int, dtype: torch.dtype) -> TritonFunction:
 
 def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Offsets of `count` groups, and the stable permutation that groups equal keys."""
-    size, groups = len(keys), 1 << count.bit_length()
-    blocks = -(-size // BLOCK)
-    if not size or groups > GROUPS or groups * blocks > COUNTS or not keys.is_contiguous():
+    if not _counts(keys, count):
         return library.group_by(keys, count)
-    device = keys.device
+    offsets, permutation = _grouped(keys, count, "order_keys", 1)
+    return offsets, permutation
+
+
+def group_and_invert(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `group_by`, and the inverse of its permutation."""
+    if not _counts(keys, count):
+        offsets, permutation = library.group_by(keys, count)
+        return offsets, permutation, *invert(permutation)
+    offsets, permutation, inverse = _grouped(keys, count, "order_and_invert", 2)
+    return offsets, permutation, inverse
+
+
+def _counts(keys: Tensor, count: int) -> bool:
+    """Whether keys are counted for every block."""
+    size, groups = len(keys), 1 << count.bit_length()
+    return bool(size) and groups <= GROUPS and groups * -(-size // BLOCK) <= COUNTS and keys.is_contiguous()
+
+
+def _grouped(keys: Tensor, count: int, last: str, orders: int) -> list[Tensor]:
+    """Offsets, and the `orders` permutations that the last kernel stores."""
+    size, groups, device = len(keys), 1 << count.bit_length(), keys.device
+    blocks = -(-size // BLOCK)
     offsets = torch.empty(count + 1, dtype=torch.int64, device=device)
-    permutation = torch.empty(size, dtype=torch.int64, device=device)
+    found = [torch.empty(size, dtype=torch.int64, device=device) for _ in range(orders)]
     allocate = scratch(((((groups * blocks,), torch.int32),) * 2 + (((groups * blocks,), torch.int64),)), device)
     assert allocate is not None
     counts, before, places = allocate()
@@ -45,8 +65,8 @@ def group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     kernel("count_keys")((blocks, 1), [keys, counts, before], (size, count, blocks), device)
     kernel("place_groups")((1, 1), [counts, places, offsets], (count, blocks), device)
-    kernel("order_keys")((blocks, 1), [keys, before, places, permutation], (size, count, blocks), device)
-    return offsets, permutation
+    kernel(last)((blocks, 1), [keys, before, places, *found], (size, count, blocks), device)
+    return [offsets, *found]
 
 
 def invert(permutation: Tensor) -> tuple[Tensor]:
@@ -60,4 +80,8 @@ def invert(permutation: Tensor) -> tuple[Tensor]:
     return (inverse,)
 
 
-FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {"group_by": group_by, "invert": invert}
+FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "group_by": group_by,
+    "group_and_invert": group_and_invert,
+    "invert": invert,
+}

@@ -58,6 +58,16 @@ def invert(permutation: Tensor) -> tuple[Tensor]:
     return (inverse,)
 
 
+def group_and_invert(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `group_by`, and the inverse of its permutation.
+
+    >>> group_and_invert(torch.tensor([2, 0, 2, 1]), 3)
+    (tensor([0, 1, 2, 4]), tensor([1, 3, 0, 2]), tensor([2, 0, 3, 1]))
+    """
+    offsets, permutation = group_by(keys, count)
+    return offsets, permutation, *invert(permutation)
+
+
 def topk(x: Tensor, k: int, dim: int, largest: int) -> tuple[Tensor, Tensor]:
     """The `k` largest or smallest elements along a dim, in order, and their positions."""
     values, indices = torch.topk(x, k, dim, bool(largest))
@@ -119,7 +129,7 @@ def sort_lines(x: Tensor, along: Tensor, positions: Tensor, *rest: Any) -> tuple
 
 
 FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    f.__name__: f for f in (group_by, group_first, invert, topk, sort, sort_rows, sort_lines)
+    f.__name__: f for f in (group_by, group_first, invert, group_and_invert, topk, sort, sort_rows, sort_lines)
 }
 
 
@@ -131,6 +141,12 @@ def compiled_group_by(keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     pointers = (ctypes.c_void_p * 4)(*(t.data_ptr() for t in (keys, offsets, permutation, scratch)))
     _compiled("group_by", "library.h")(pointers, (ctypes.c_longlong * 3)(threads, len(keys), count))
     return offsets, permutation
+
+
+def compiled_group_and_invert(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`group_and_invert` with the compiled `group_by`."""
+    offsets, permutation = compiled_group_by(keys, count)
+    return offsets, permutation, *invert(permutation)
 
 
 def compiled_sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int, descending: int) -> tuple[Tensor, Tensor]:
@@ -150,7 +166,11 @@ def compiled_sort_rows(x: Tensor, within: Tensor, positions: Tensor, before: int
     return values, indices
 
 
-COMPILED: dict[str, Callable[..., tuple[Tensor, ...]]] = {"group_by": compiled_group_by, "sort_rows": compiled_sort_rows}
+COMPILED: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "group_by": compiled_group_by,
+    "group_and_invert": compiled_group_and_invert,
+    "sort_rows": compiled_sort_rows,
+}
 
 
 @functools.cache

@@ -23,5 +23,5 @@ def test_every_call_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert launches["pointwise", "warm"] == launches["pointwise", "new offsets"] == launches["pointwise", "construction"] == 1
     # Three of the program, and one that reports indices out of range.
     assert launches["gather of rows", "warm"] == 4
-    # Three to group, one to invert, one check, one to derive arrays, three of the program.
-    assert launches["experts", "warm"] == 9
+    # Three to group and invert, one check, one to derive arrays, three of the program.
+    assert launches["experts", "warm"] == 8

@@ -73,6 +73,7 @@ OPERATIONS: dict[str, tuple[Case, int]] = {
 }
 LIBRARY: dict[str, tuple[Any, ...]] = {
     "group_by": (torch.zeros(3000, dtype=torch.int32), 60),
+    "group_and_invert": (torch.zeros(3000, dtype=torch.int32), 60),
     "invert": (torch.arange(3000),),
 }
 CALLS = [f"{target}/library/{name}" for target in TARGETS for name in LIBRARY]

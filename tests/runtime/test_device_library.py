@@ -49,6 +49,9 @@ def test_group_by(name: str) -> None:
     offsets, permutation = device_library.group_by(keys, count)
     assert (offsets.tolist(), permutation.tolist()) == grouped(keys.tolist(), count)
     assert offsets.dtype == permutation.dtype == torch.int64
+    both = device_library.group_and_invert(keys, count)
+    assert torch.equal(both[0], offsets) and torch.equal(both[1], permutation)
+    assert [both[2].tolist()[p] for p in permutation.tolist()] == list(range(len(keys)))
 
 
 def test_what_the_kernels_do_not_take_is_sorted_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +61,9 @@ def test_what_the_kernels_do_not_take_is_sorted_by_torch(monkeypatch: pytest.Mon
     for keys, count in ((torch.zeros(0, dtype=torch.int64), 3), (keys_of(40, 0, 2000), 2000), (keys_of(80, 0, 3)[::2], 3)):
         offsets, permutation = device_library.group_by(keys, count)
         assert (offsets.tolist(), permutation.tolist()) == grouped(keys.tolist(), count)
-    assert taken == [0, 40, 40]
+        inverse = device_library.group_and_invert(keys, count)[2].tolist()
+        assert [inverse[p] for p in permutation.tolist()] == list(range(len(keys)))
+    assert taken == [0, 0, 40, 40, 40, 40]
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, BLOCK, 2 * BLOCK + 3])
@@ -83,12 +88,15 @@ def test_programs_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
         x, keys = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
         bounds, places = ops.group_by(keys, 4)
         sums = ops.sum(ops.as_nested(ops.index(x, places), bounds), 1)
-        f.output(sums, ops.invert(places))
+        back = ops.invert(places)
+        f.output(sums, back, ops.invert(back))
     values, given = torch.arange(20.0).view(10, 2), torch.tensor([3, 0, 1, 3, 3, 1, 0, 0, 2, 1])
     try:
-        found, inverse = f.compile("triton")(values, given)
+        found, inverse, order = f.compile("triton")(values, given)
     finally:
         library._chosen.cache_clear()
-    assert used == ["group_by", "invert"]
+    # The first inverse comes with the groups.
+    assert used == ["group_and_invert", "invert"]
     assert found.tolist() == [values[given == g].sum(0).tolist() for g in range(4)]
     assert inverse.tolist() == torch.argsort(torch.argsort(given, stable=True)).tolist()
+    assert order.tolist() == torch.argsort(given, stable=True).tolist()

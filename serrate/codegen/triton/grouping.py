@@ -1,11 +1,12 @@
 """Grouping by keys as Triton: a counting sort in three launches.
 
-In: how many groups there are at most. Out: the source of a module with the kernels `count_keys`, `place_groups`, `order_keys`
-and `invert`. A program takes one block of keys. Keys outside all groups are one more group, the last.
+In: how many groups there are at most. Out: the source of a module with the kernels `count_keys`, `place_groups`, `order_keys`,
+`order_and_invert` and `invert`. A program takes one block of keys. Keys outside all groups are one more group, the last.
 
     count_keys     of every block: how many keys of each group it has, and how many of the groups before
     place_groups   where the keys of each group and block begin, group by group and block by block; offsets of groups
-    order_keys     sorts every block, and stores each position where its key belongs
+    order_keys     sorts every block, and stores each position where its key belongs; `order_and_invert` also stores, for each
+                   position, where that is
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ def print_grouping(groups: int) -> str:
     position = block * {BLOCK} + lanes
     key = tl.load(keys + position, mask=position < size, other=0).to(tl.int64)
     key = tl.where((position < size) & (key >= 0) & (key < count), key, count).to(tl.int32)"""
+    order = f"""{keys}
+    ordered = tl.sort(key * {BLOCK} + lanes)
+    key = ordered // {BLOCK}
+    position = block * {BLOCK} + ordered % {BLOCK}
+    rank = lanes - tl.load(before + block * {groups} + key)
+    place = tl.load(places + key * blocks + block) + rank
+    tl.store(permutation + place, position, mask=position < size)"""
     return with_helpers(f"""@triton.jit(do_not_specialize=["size", "count", "blocks"])
 def count_keys(keys, counts, before, size, count, blocks):
 {keys}
@@ -48,12 +56,13 @@ def place_groups(counts, places, offsets, count, blocks):
 
 @triton.jit(do_not_specialize=["size", "count", "blocks"])
 def order_keys(keys, before, places, permutation, size, count, blocks):
-{keys}
-    ordered = tl.sort(key * {BLOCK} + lanes)
-    key = ordered // {BLOCK}
-    position = block * {BLOCK} + ordered % {BLOCK}
-    rank = lanes - tl.load(before + block * {groups} + key)
-    tl.store(permutation + tl.load(places + key * blocks + block) + rank, position, mask=position < size)
+{order}
+
+
+@triton.jit(do_not_specialize=["size", "count", "blocks"])
+def order_and_invert(keys, before, places, permutation, inverse, size, count, blocks):
+{order}
+    tl.store(inverse + position, place, mask=position < size)
 
 
 @triton.jit(do_not_specialize=["size"])
