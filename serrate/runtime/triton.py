@@ -63,11 +63,12 @@ class TritonFunction:
     def __call__(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, device: torch.device) -> None:
         """A launch of a kernel that reads no boxes: of the compiled kernel, if there is one for such arguments."""
         addresses = [t.data_ptr() for t in tensors]
-        compiled = self.compiled.get((device, wide(numbers))) if is_direct(addresses) else None
-        if compiled is None:
+        compiled = self.compiled.get((device, wide(numbers)))
+        if compiled is None or not is_direct(addresses):
             self.launch(grid, tensors, numbers)
             return
-        compiled(*grid, stream_reader(device)(), *addresses, *numbers)
+        run, function, metadata = compiled
+        run(*grid, 1, stream_reader(device)(), function, metadata, None, None, None, *addresses, *numbers)
 
     def launch(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, matrices: Sequence[Matrix] = ()) -> None:
         """A launch through Triton; `matrices` are those that boxes are read from."""
@@ -151,16 +152,12 @@ def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
 
 
 class LoadedKernel(NamedTuple):
-    """A compiled kernel, and what its launcher takes besides the grid, a stream and arguments: addresses that are multiples of
-    16, and numbers."""
+    """The launcher of a compiled kernel, called as Triton does, without its hooks: `run(x, y, 1, stream, function, metadata, None,
+    None, None, *arguments)`. Arguments are addresses that are multiples of 16, and numbers."""
 
     run: Callable[..., None]
     function: Any
     metadata: Any
-
-    def __call__(self, x: int, y: int, stream: int, *arguments: int) -> None:
-        """Launches it as Triton does, without its hooks."""
-        self.run(x, y, 1, stream, self.function, self.metadata, None, None, None, *arguments)
 
 
 def direct(kernel: Any, device: torch.device) -> LoadedKernel:

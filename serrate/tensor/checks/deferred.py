@@ -6,6 +6,7 @@ construction, host copy or end of `no_sync()` after they have arrived raises, an
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -188,9 +189,15 @@ def _copy_to_host(packed: Tensor) -> tuple[Tensor, Any]:
 def _user_frame() -> tuple[str, int]:
     """File and line of the innermost caller outside this package and torch; keeps no frame alive."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+@functools.cache
+def _is_ours(file: str) -> bool:
+    """Whether a file belongs to this package or to torch. Cached, because every construction asks for several frames."""
+    return file.startswith(_OURS)
 
 
 _OURS = tuple(str(folder) + os.sep for folder in (Path(__file__).parents[2], Path(torch.__file__).parent))
