@@ -152,8 +152,8 @@ def fewer_stages(options: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
 
 
 class LoadedKernel(NamedTuple):
-    """The launcher of a compiled kernel, called as Triton does, without its hooks: `run(x, y, 1, stream, function, metadata, None,
-    None, None, *arguments)`. Arguments are addresses that are multiples of 16, and numbers."""
+    """The launcher of a compiled kernel. It is called as Triton does, without hooks: `run(x, y, 1, stream, function, metadata,
+    None, None, None, *arguments)`, with addresses that are multiples of 16, and numbers."""
 
     run: Callable[..., None]
     function: Any
