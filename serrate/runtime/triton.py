@@ -20,7 +20,8 @@ import torch
 
 from serrate.analysis.boxes import ALIGNMENT as BOX_ALIGNMENT
 from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_derived, table_size
-from serrate.codegen.triton.printer import Descriptor, Launch, print_triton
+from serrate.codegen.triton.module import Descriptor, Launch
+from serrate.codegen.triton.printer import print_triton
 from serrate.errors import BackendError
 from serrate.ir.expr import Array, Symbol, const, numbers_function, size_function
 from serrate.ir.loops import LoopProgram

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from serrate import JaggedTensor, Kernel, jit
-from serrate.codegen.triton.printer import Launch
+from serrate.codegen.triton.module import Launch
 from serrate.runtime import device_library
 from serrate.runtime import triton as runtime
 from serrate.runtime.launch import Execute

@@ -12,7 +12,7 @@ import torch
 
 from serrate import ir, jit, ops
 from serrate.codegen.names import names_of, renamed
-from serrate.codegen.triton.printer import HELPER, _prelude
+from serrate.codegen.triton.module import HELPER, _prelude
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.runtime.launch import CppExecutable

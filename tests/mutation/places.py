@@ -469,12 +469,16 @@ OTHER_BACKENDS = [
         "serrate/codegen/triton/printer.py",
         _cases("triton and (sum_rows or softmax_rows or var_rows or amax_rows)"),
         ("elif head.bound is not head.extent and not head.sparse:", "elif False:"),
-        ('text = f"tl.where({mask}, {text}, {_number(identity)})"', "pass"),
+        ('text = f"tl.where({mask}, {text}, {number_text(identity)})"', "pass"),
     ),
     *_of(
         "serrate/codegen/triton/printer.py",
         ("tests/codegen/test_addresses.py",),
         ('self.put(f"{s} = sr_wide({s})")', "pass"),
+    ),
+    *_of(
+        "serrate/codegen/triton/indices.py",
+        ("tests/codegen/test_addresses.py",),
         ("narrow = is_narrow(expr, self.last)", "narrow = True"),
         ("limit = limit + further", "pass"),
     ),
@@ -538,7 +542,7 @@ GPU_CALLS = [
         ("alone = axis.position in facts.batches and target.least_matmul > 1", "alone = False"),
     ),
     *_of(
-        "serrate/codegen/triton/printer.py",
+        "serrate/codegen/triton/values.py",
         ("tests/engine/test_rounding.py", "-k", "divides"),
         ('("div", "single"): "tl.div_rn({0}, {1})"', '("div", "single"): "({0} / {1})"'),
     ),

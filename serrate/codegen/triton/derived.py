@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serrate.codegen.expressions import Spelling, written
-from serrate.codegen.triton.printer import HELPER, with_helpers
+from serrate.codegen.triton.module import HELPER, with_helpers
 from serrate.ir.expr import Array, Element, Expr, Search, Symbol, ceildiv
 from serrate.ir.recipes import GroupMaximum, Order, Owners, PerComponent, RunningSum
 

@@ -11,7 +11,7 @@ In: how many groups there are at most. Out: the source of a module with the kern
 
 from __future__ import annotations
 
-from serrate.codegen.triton.printer import with_helpers
+from serrate.codegen.triton.module import with_helpers
 
 BLOCK = 1024
 """Keys that are sorted at once."""

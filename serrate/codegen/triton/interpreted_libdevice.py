@@ -14,7 +14,7 @@ import torch
 from triton.language.core import tensor
 from triton.runtime.interpreter import TensorHandle
 
-from serrate.codegen.triton.printer import LIBDEVICE_BINARY, LIBDEVICE_UNARY
+from serrate.codegen.triton.values import LIBDEVICE_BINARY, LIBDEVICE_UNARY
 
 
 def _computed(function: Callable[..., torch.Tensor], *args: Any) -> Any:

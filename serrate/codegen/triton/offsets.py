@@ -7,7 +7,7 @@ computed.
 
 from __future__ import annotations
 
-from serrate.codegen.triton.printer import with_helpers
+from serrate.codegen.triton.module import with_helpers
 
 BLOCK = 4096
 """How many lengths are looked at at once."""

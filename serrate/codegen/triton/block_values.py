@@ -1,0 +1,244 @@
+"""Values of statements as Triton blocks.
+
+In: values of the loop program. Out: text, and lines that compute it. A value is computed once in each loop body. Where it is
+known what a value is in lanes that a statement masks off, later masks are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from serrate.analysis.boxes import MatrixBox, box_of
+from serrate.codegen.triton.indices import IndexPrinter
+from serrate.codegen.triton.module import Descriptor, descriptor_of
+from serrate.codegen.triton.values import FUNCTIONS, LIBDEVICE_BINARY, POWERS, SPECIAL, TYPES, kind_of, number_text, shape_of
+from serrate.errors import VerificationError
+from serrate.ir.conditions import conditions_of
+from serrate.ir.expr import Array, Expr, Less
+from serrate.ir.loops import Boxed, Existing, Guard, Held, Lane, Lanes, Load, Local, Number
+from serrate.ir.solve import end_of, possible
+from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
+
+
+class ValuePrinter(IndexPrinter):
+    """Prints values. `descriptors` are what a copy engine reads boxes from, `maxima` tensors that hold maxima of parts of rows,
+    `last_reads` the loops, by id, that read an input last."""
+
+    def __init__(
+        self,
+        names: Mapping[Array, str],
+        blocks: Mapping[str, Local],
+        descriptors: Mapping[Descriptor, str],
+        maxima: frozenset[Tensor],
+        last_reads: set[tuple[int, Tensor]],
+    ) -> None:
+        super().__init__(names, blocks)
+        self.descriptors, self.maxima, self.last_reads = descriptors, maxima, last_reads
+        self.loop = 0
+        """The id of the innermost loop."""
+        self.shared: dict[tuple[int, Lanes, Guard], str] = {}
+        self.kept: list[Value] = []
+        self.narrow: set[str] = set()
+        """Private blocks that are products of 16-bit blocks."""
+        self.preferred: dict[int, float] = {}
+        """What loads, by id, should give where their statement is masked off."""
+        self.others: dict[str, float] = {}
+        """What blocks hold there, by name, if that is known."""
+        self.absent: dict[str, tuple[Guard, float]] = {}
+        """What private blocks hold where a guard fails."""
+
+    def value(self, value: Value, lanes: Lanes, guard: Guard, *, raw: bool = False) -> str:
+        """A value as a block that broadcasts over `lanes`; computed once per loop body."""
+        if isinstance(value, Constant):
+            if value.dtype == torch.int64 and abs(int(value.number)) > 2**31 - 1:
+                return f"tl.full([], {int(value.number)}, tl.int64)"
+            return number_text(float(value.number) if value.dtype.is_floating_point else value.number)
+        if isinstance(value, Held):
+            return self.held(value.local, lanes)
+        key = (id(value), lanes, guard)
+        if key not in self.shared or raw:
+            text = self._load(value, lanes, guard, raw) if isinstance(value, Load) else self._compute(value, lanes, guard)
+            name = self.named(text)
+            if raw:
+                return name
+            if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
+                self.others[name] = self.preferred.get(id(value), value.other)
+            self.shared[key] = name
+            self.kept.append(value)
+        return self.shared[key]
+
+    def held(self, local: Local, lanes: Lanes) -> str:
+        """A private block, spread over `lanes`; of a lane that a loop runs over, the position that it is at."""
+        text, own = local.name, local.lanes
+        for lane in (each for each in local.lanes if each.symbol in self.single):
+            text = f"tl.sum(tl.where({self.at_lane(lane, own)}, {text}, 0), {own.index(lane)})"
+            own = tuple(other for other in own if other is not lane)
+        if own != local.lanes:
+            text = f"{text}.to({TYPES[carried_dtype(local.dtype)]})"
+        return self.spread(text, own, lanes)
+
+    def at_lane(self, lane: Lane, lanes: Lanes) -> str:
+        """Where a lane is the one that a loop is at."""
+        return f"{self.spread(self.single[lane.symbol], (lane,), lanes)} == {self.variables[lane.symbol]}"
+
+    def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
+        wanted = carried_dtype(value.dtype)
+        box = box_of(value, lanes) if self.descriptors and isinstance(value, Boxed) else None
+        if box is not None:
+            text = self._box(value.tensor, box, lanes)
+            return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
+        pointer, own = self.pointer(value.tensor, value.index, lanes)
+        mask = self._joined_mask(self.mask(guard, lanes, own), value.guard, lanes)
+        masked = {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)}
+        pointer += self.still(masked - own, lanes)
+        other = number_text(value.other if value.guard else self.preferred.get(id(value), value.other))
+        text = f"tl.load({pointer}{f', mask={mask}, other={other}' if mask else ''}{self._eviction(value)})"
+        return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
+
+    def _box(self, tensor: Tensor, box: MatrixBox, lanes: Lanes) -> str:
+        """A block that a copy engine reads, with its lanes in this order."""
+        name = self.descriptors[descriptor_of(tensor, box)]
+        place = ", ".join(f"sr_place({self.index(e)})" for e in box.place)
+        return f"{name}.load([{place}]){'' if box.sides == lanes else '.T'}"
+
+    def _eviction(self, value: Load) -> str:
+        """The hint of a load that reads a block of rows for the last time."""
+        return ', eviction_policy="evict_first"' if (self.loop, value.tensor) in self.last_reads else ""
+
+    def still(self, missing: set[Lane], lanes: Lanes) -> str:
+        """Adds lanes to a pointer that its address does not depend on, as a mask or value with these lanes requires."""
+        return "".join(f" + {self.index(lane.symbol, lanes)} * 0" for lane in lanes if lane in missing)
+
+    def _joined_mask(self, mask: str, guard: Guard, lanes: Lanes) -> str:
+        """A mask combined with a load's own conditions; lane-invariant ones enable or disable all of it."""
+        laned = [g for g in guard if self.lanes_in(g.left) | self.lanes_in(g.right)]
+        mask = " & ".join([*([mask] if mask else []), *(f"({self.condition(g, lanes)})" for g in laned)])
+        for g in guard:
+            if g not in laned:
+                mask = f"tl.where({self.condition(g, ())}, {mask or True}, False)"
+        return mask
+
+    def _compute(self, value: Value, lanes: Lanes, guard: Guard) -> str:
+        if isinstance(value, Number):
+            text = self.index(value.expr, lanes)
+            if not self.lanes_in(value.expr):
+                # A lane-invariant value may be a plain integer here.
+                text = f"sr_wide({text})"
+            return f"({text}).to({TYPES[value.dtype]})"
+        if isinstance(value, Existing):
+            return self._existing(value, lanes)
+        assert isinstance(value, Call), value
+        asked, rest = conditions_of(value) if value.function in ("lt", "le", "gt", "ge") else ((), value)
+        if asked and rest is None:
+            # A comparison of positions: lanes have 32 bits.
+            return f"({self.condition(asked[0], lanes)})"
+        args = [self.value(a, lanes, guard) for a in value.args]
+        if value.function == "cast":
+            return self._cast(value, args[0])
+        if value.function not in FUNCTIONS:
+            raise VerificationError(f"the triton backend has no function {value.function!r}")
+        if value.function in LIBDEVICE_BINARY and value.dtype.is_floating_point:
+            # A plain number would be float32 there, whatever it meets.
+            kind = TYPES[carried_dtype(value.dtype)]
+            args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
+        if value.function in POWERS and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:
+            return f"sr_exp_scaled({', '.join(scaled)}, {args[1]})"
+        if value.function in POWERS and kind_of(value.dtype) == "single" and self._is_maximum(*value.args):
+            return f"sr_exp_change({args[0]}, {args[1] if value.function == 'exp_below' else f'sr_finite({args[1]})'})"
+        special = SPECIAL.get((value.function, kind_of(value.dtype)))
+        return (special or FUNCTIONS[value.function]).format(*args)
+
+    def _scaled(self, value: Value, lanes: Lanes, guard: Guard) -> tuple[str, str] | None:
+        """The block and the number of scores of 16-bit queries and keys, which need not be subtracted exactly."""
+        if not isinstance(value, Call) or value.function != "mul" or self.missing(value, lanes, guard) is not None:
+            return None
+        block, scale = value.args
+        if not isinstance(block, Held) or not isinstance(scale, Constant) or block.local.name not in self.narrow:
+            return None
+        return self.held(block.local, lanes), self.value(scale, lanes, guard)
+
+    def _is_maximum(self, x: Value, m: Value) -> bool:
+        """Whether a value that a larger one is subtracted from is the maximum of a part, so that sums relative to it change."""
+        if isinstance(x, Load):
+            return x.tensor in self.maxima
+        return isinstance(m, Call) and m.function == "maximum" and x in m.args
+
+    def _cast(self, value: Call, arg: str) -> str:
+        if isinstance(value.args[0], Constant):
+            return f"tl.full([], {arg}, {TYPES[value.dtype]}).to({TYPES[carried_dtype(value.dtype)]})"
+        if isinstance(value.args[0], Number) and value.args[0].expr.value is not None:
+            return f"{float(value.args[0].expr.value)}" if value.dtype.is_floating_point else arg
+        if value.dtype == torch.bool:
+            return f"({arg} != 0)"
+        kept = TYPES[carried_dtype(value.dtype)]
+        # 16-bit floats are converted through float32, whatever the argument is.
+        through = "" if kept == TYPES[value.dtype] else f".to({kept})"
+        rounded = f"{arg}{through}.to({TYPES[value.dtype]})"
+        return rounded if kept == TYPES[value.dtype] else f"{rounded}.to({kept})"
+
+    def _existing(self, value: Existing, lanes: Lanes) -> str:
+        counts = []
+        counted = {lane.symbol for lane in value.lanes}
+        for lane in value.lanes:
+            limit = str(lane.size)
+            for g in value.guard:
+                if lane.symbol in g.symbols:
+                    limit = f"tl.minimum({limit}, {self.index(_room(lane, g), lanes)})"
+            counts.append(limit if limit.isdigit() else f"tl.maximum({limit}, 0)")
+        counts += [f"({self.condition(g, lanes)}).to(tl.int64)" for g in value.guard if not g.symbols & counted]
+        total = " * ".join(counts) or "1"
+        return f"({total}) * 1.0" if all(c.isdigit() for c in counts) else f"({total}).to({TYPES[value.dtype]})"
+
+    def full(self, value: Value, lanes: Lanes, guard: Guard) -> str:
+        """A value as a block of exactly these lanes."""
+        if isinstance(value, Constant):
+            return f"tl.full({shape_of(lanes)}, {number_text(value.number)}, {TYPES[carried_dtype(value.dtype)]})"
+        text = self.value(value, lanes, guard)
+        return text if self._varies_over(value, lanes) == set(lanes) else f"tl.broadcast_to({text}, {shape_of(lanes)})"
+
+    def _varies_over(self, value: Value, lanes: Lanes) -> set[Lane]:
+        """The lanes that a value has a position for."""
+        if isinstance(value, Call):
+            return {lane for arg in value.args for lane in self._varies_over(arg, lanes)}
+        if isinstance(value, Load):
+            return self.pointer(value.tensor, value.index, lanes)[1]
+        if isinstance(value, Held) and not self.single:
+            return set(value.local.lanes)
+        return self.lanes_in(value.expr) if isinstance(value, Number) else set()
+
+    def missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
+        """What a computed value is where its statement is masked off, if that is known."""
+        if isinstance(value, Load) and self.pointer(value.tensor, value.index, lanes)[1] != set(lanes):
+            return None
+        if isinstance(value, Held):
+            asked, number = self.absent.get(value.local.name, ((), None))
+            known = value.local.lanes == lanes and all(_is_asked(g, asked, lanes) for g in guard)
+            return number if known and not self.single else None
+        if isinstance(value, Call) and value.function in POWERS:
+            return 0 if self.missing(value.args[0], lanes, guard) == -math.inf else None
+        if isinstance(value, Call) and value.function == "cast":
+            return 0 if self.missing(value.args[0], lanes, guard) == 0 else None
+        return self.others.get(self.shared.get((id(value), lanes, guard), ""))
+
+    def forget(self, local: str) -> None:
+        """Invalidates values computed from a private block that changed."""
+        self.absent.pop(local, None)
+        stale = {id(v) for v in self.kept if any(isinstance(n, Held) and n.local.name == local for n in v.walk())}
+        self.shared = {key: name for key, name in self.shared.items() if key[0] not in stale}
+
+
+def _room(lane: Lane, condition: Less) -> Expr:
+    """The number of positions of a lane that satisfy a condition."""
+    end = end_of(condition, lane.symbol)
+    if end is None:
+        raise VerificationError(f"the guard {condition} does not bound the lane {lane}")
+    return end
+
+
+def _is_asked(condition: Less, guard: Guard, lanes: Lanes) -> bool:
+    """Whether a condition fails only where a guard does: it is one of its own, or what one of these says of fewer lanes."""
+    others = {lane.symbol for lane in lanes} - condition.symbols
+    return any(condition in (g, possible(g, others)) for g in guard)
