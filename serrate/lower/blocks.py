@@ -45,6 +45,7 @@ from serrate.ir.storage import row_dims
 from serrate.ir.tile import (
     GRID,
     LANES,
+    SERIAL,
     Accumulate,
     At,
     ByLength,
@@ -76,6 +77,7 @@ from serrate.ir.values import (
     index_read,
     rewrite,
 )
+from serrate.lower.passes.common import inward
 
 
 def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
@@ -86,6 +88,20 @@ def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProg
     found = {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}
     private = tuple(sorted(found, key=lambda t: t.name))
     return LoopProgram(name, kernels, program.inputs, program.outputs, scratch + private, (), (), header)
+
+
+def _launched(loop: For) -> For:
+    """A grid loop, in which other grid loops are launched with it only if nothing is beside them. The others are loops of each
+    program: what is fused with them is computed once for all their positions, or only for some rows."""
+    if len(loop.body) == 1 and isinstance(inner := loop.body[0], For) and inner.kind is GRID:
+        return replace(loop, body=(_launched(inner),))
+    return replace(loop, body=tuple(map(_serial, loop.body)))
+
+
+def _serial(node: Node) -> Node:
+    """The same with serial loops instead of grid loops."""
+    node = inward(node, lambda body: tuple(map(_serial, body)))
+    return replace(node, kind=SERIAL, bound=node.extent) if isinstance(node, For) and node.kind is GRID else node
 
 
 @dataclass(frozen=True)
@@ -176,7 +192,8 @@ class _PhaseLowering:
         return [loop for loop in loops if known.knows(loop.domain)]
 
     def run(self) -> tuple[Node, ...]:
-        return tuple(self._body(self.phase.body, ()))
+        body = tuple(self._body(self.phase.body, ()))
+        return tuple(_launched(n) if isinstance(n, For) and n.kind is GRID else n for n in body)
 
     def _body(self, body: Sequence[Statement], outer: tuple[Loop, ...]) -> list[Node]:
         out: list[Node] = []
@@ -289,9 +306,10 @@ class _PhaseLowering:
                 local = self.private[leaf.tensor]
                 out += [Declare(local, 0), Assign(local.lanes, scope.guard(), local, value)]
                 self.known.add(local)
-                if not self.stores(leaf.tensor):
-                    return out
                 value = held(local)
+            if leaf.tensor.role is Role.SCRATCH and not self.stores(leaf.tensor):
+                # Nothing reads it from memory. One of several results may not be read at all, such as the mean of a variance.
+                return out
             write = Write(scope.lanes, scope.guard(), leaf.tensor, self._place(leaf.tensor, leaf.index, scope), value)
             return [*out, write]
         if isinstance(leaf, Scan):

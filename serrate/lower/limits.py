@@ -26,7 +26,9 @@ def is_held(array: Array) -> bool:
 
 def limits_of(program: TileProgram) -> dict[Array, Expr]:
     """The upper bound of the offsets, starts and lengths of rows: the extent that the rows lie in."""
-    tensors = {*program.inputs, *program.outputs, *(t for phase in program.phases for t in phase.reads | phase.writes)}
+    # In an order that is the same in every process, and so is the text of the bounds.
+    used = [t for phase in program.phases for t in sorted(phase.reads | phase.writes, key=lambda t: t.name)]
+    tensors = dict.fromkeys((*program.inputs, *program.outputs, *used))
     domains = [d for t in tensors for d in (*t.logical, *t.storage)]
     domains += [s.domain for phase in program.phases for s, _ in walk(phase.body) if isinstance(s, Loop)]
     behind = {node: None for domain in domains for node in traverse(domain)}
