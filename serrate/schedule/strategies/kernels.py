@@ -16,7 +16,7 @@ from serrate.ir.tile import GRID, SERIAL, ByLength, Loop, Phase, TileProgram, st
 from serrate.schedule.block_loops import find
 from serrate.schedule.cutting import CutRows, rows_of
 from serrate.schedule.plan import Recorder
-from serrate.schedule.sizes import sizes, tiled
+from serrate.schedule.sizes import shares_columns, sizes, tiled
 from serrate.schedule.statistics import side_by_side
 from serrate.schedule.target import Target
 
@@ -166,7 +166,9 @@ def _piece_size(
     trial.do("share", program.phases[0].name)
     asked = dict(lanes)
     chosen = sizes(trial.program, 1, target, asked)
-    size = chunk or asked.get("chunk") or _worthwhile(trial.program, chosen, target.chunk, loops)
+    # Workers that share the columns of a row take shorter pieces of it.
+    elements = target.chunk // 2 if shares_columns(program, chosen, target) else target.chunk
+    size = chunk or asked.get("chunk") or _worthwhile(trial.program, chosen, elements, loops)
     asked |= {name: size for name in loops if chosen[name] > size}
     whole = math.lcm(*(sizes(trial.program, 1, target, asked)[name] for name in loops))
     return -(-size // whole) * whole, asked
