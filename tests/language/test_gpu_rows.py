@@ -145,3 +145,18 @@ def test_lanes_of_whole_rows_are_combined_after_the_loop(name: str) -> None:
 def test_exponentials_of_a_softmax_take_two_instructions(dtype: torch.dtype) -> None:
     source = first_kernel("jagged_softmax", rows(dtype))
     assert "sr_exp_below" in source and "tl.exp(" not in source
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*CASES, ("jagged_layer_norm", torch.float32)], ids=str)
+def test_partial_results_are_combined_in_blocks(name: str, dtype: torch.dtype) -> None:
+    """A row of 1500 positions has 47 pieces of 32: more than one block, and the last is not whole."""
+    x = rows(dtype, 72)
+    made = serrate.kernel(example(name).jagged.fn, strategy="persistent_dynamic", lanes={"chunk": 32}).on("triton")
+    (found,) = made.variants(x)
+    at_once = [step.args[3] for step in found.plan.steps if step.primitive == "cut" and len(step.args) > 3]
+    assert at_once and all(int(count) > 1 for count in at_once)
+    result = made(x)
+    values = result.values if isinstance(result, JaggedTensor) else result
+    wanted = torch.cat([PER_ROW[name](row.double()) for row in x.unbind()])
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-3}
+    torch.testing.assert_close(values.double(), wanted, **tolerance)
