@@ -70,8 +70,10 @@ class Facts:
             # size * (v // size) is at most v and more than v - size; a multiple of size that exceeds -size is non-negative.
             top = term.left if factor < 0 else term.left - (size - 1)
             return self.prove(rest * size + top * factor + (size - 1), depth - 1)
-        if isinstance(term, Minimum | Maximum) and (factor < 0) == isinstance(term, Maximum):
-            return all(self.prove(rest + operand * factor, depth - 1) for operand in term.operands)
+        if isinstance(term, Minimum | Maximum):
+            # The smaller of two is at most either of them, and at least what both are.
+            enough = all if (factor < 0) == isinstance(term, Maximum) else any
+            return enough(self.prove(rest + operand * factor, depth - 1) for operand in term.operands)
         return False
 
 

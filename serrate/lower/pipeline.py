@@ -28,6 +28,7 @@ from serrate.lower.passes.inside import inside
 from serrate.lower.passes.lane_partials import lane_partials
 from serrate.lower.passes.launch_bounds import launch_bounds
 from serrate.lower.passes.long_sums import long_sums
+from serrate.lower.passes.loop_partials import loop_partials
 from serrate.lower.passes.name_indices import name_indices
 from serrate.lower.passes.narrow import narrow
 from serrate.lower.passes.pad_lanes import pad_lanes
@@ -73,6 +74,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (True, inside),
         # test conditions that a loop does not change before it
         (not target.lanes_in_order, hoist_guards),
+        # combine lanes after the loop that reduces them
+        (target.factors_blocks, functools.partial(loop_partials, most=target.simple_block)),
         # do not mask private blocks, nor blocks that are whole
         (not target.lanes_in_order, unmask),
         (not target.lanes_in_order, peel),

@@ -6,7 +6,7 @@ work list of the pieces of all rows, the second over the rows.
     ragged   for c: for k < n: s where k < length[c]   ->   for c: for r[c]: s
     fork     for c: for r[c]: s                        ->   for c: if length[c] <= N: for r'[c]: s  else: for r[c]: s
     cut      for c: (a; for r[c]: t += x; b)           ->   for (c, o): (a; for q: t += x; p[c, o] = t);
-                                                            for c: (a; for o[c]: t += p[c, o]; b)
+                                                            for c: (a; for o[c]: t += p[c, o]; b)     (o in blocks, if asked)
 
 A loop is cut only if every value it carries is a reduction. Each piece starts from the identity and stores a partial result; the
 second phase combines the partial results of a row in order, so the bits do not depend on which worker took which piece. After a
@@ -24,9 +24,11 @@ import torch
 from serrate.errors import ScheduleError
 from serrate.ir import ragged_transforms, transforms
 from serrate.ir.domains import COORDINATE, IterDomain
+from serrate.ir.expansion import ReductionTile, expand
 from serrate.ir.expr import Element, Expr, Less, Symbol, const, maximum
 from serrate.ir.loops import (
     Assign,
+    Block,
     Declare,
     Dot,
     Held,
@@ -268,7 +270,8 @@ class _Copy(Renaming):
 class Cut:
     """Cuts one loop over rows: makes a phase over the pieces, and one over the rows if any work is left for it."""
 
-    def __init__(self, program: TileProgram, phase: Phase, loop: Loop, size: int) -> None:
+    def __init__(self, program: TileProgram, phase: Phase, loop: Loop, size: int, at_once: int = 1) -> None:
+        """`at_once`: how many partial results of a row are combined as one block, where the reductions allow it."""
         self.program, self.phase, self.loop, self.size = program, phase, loop, size
         if not isinstance(loop.domain, RaggedIterDomain):
             raise ScheduleError(f"phase {phase.name}: {loop.domain} is not ragged; nothing to cut")
@@ -282,6 +285,11 @@ class Cut:
         count = self.work_list.extent_expr
         self.entry = Axis(f"{self.work_list.name}_entry", const(0), count, 1, "the work list", given=self.work_list)
         self.scratch = {local.name: self._memory(local) for local in self.carried}
+        self.at_once = at_once if all(map(self._combines_blocks, loop.carried)) else 1
+        self.blocks: IterDomain = self.pieces
+        self.lanes: IterDomain | None = None
+        if self.at_once > 1:
+            self.blocks, self.lanes = transforms.split(self.pieces, self.at_once)
 
     def _check(self) -> None:
         for carry in self.loop.carried:
@@ -318,7 +326,8 @@ class Cut:
     def rewritten(self) -> TileProgram:
         """The program with this phase replaced by one over pieces, followed by one over rows if that stores anything."""
         parts = replace(self.phase, name=f"{self.phase.name}_{self.loop.domain.name}", body=self._over_pieces(self.phase.body))
-        rows = replace(self.phase, body=self._over_rows(self.phase.body))
+        lanes = self.phase.lanes if self.lanes is None else (*self.phase.lanes, self.lanes)
+        rows = replace(self.phase, body=self._over_rows(self.phase.body), lanes=lanes)
         new = (parts, rows) if any(isinstance(n, Write) for n in statements(rows.body)) else (parts,)
         if len(new) > 1:
             assert isinstance(self.loop.domain, RaggedIterDomain)
@@ -355,7 +364,8 @@ class Cut:
         out: list[Statement] = []
         for node in body:
             if node is self.loop:
-                out += [Loop(self.pieces, SERIAL, self._combined())] if self.loop.carried else []
+                combined = self._combined() if self.lanes is None else self._combined_blocks()
+                out += [Loop(self.blocks, SERIAL, combined)] if self.loop.carried else []
             elif isinstance(node, Loop) and node in self.path:
                 out.append(replace(node, body=self._over_rows(node.body)))
             elif isinstance(node, ByLength):
@@ -410,6 +420,27 @@ class Cut:
             # Each state is computed from those before it, so the last one is assigned first.
             for local, value in reversed(list(zip(carry.locals, new, strict=True))):
                 body.append(Assign(local.lanes, (), local, _cast(value, local.dtype)))
+        return tuple(body)
+
+    def _combines_blocks(self, carry: Carry) -> bool:
+        """Whether partial results can be combined by block operators, in the dtype that they are stored in."""
+        dtypes = {t for local in carry.locals for t in (local.dtype, self.scratch[local.name][0].dtype)}
+        return carry.reduction is not None and not carry.reduction.folds and len(dtypes) == 1
+
+    def _combined_blocks(self) -> tuple[Statement, ...]:
+        """Combines the partial results of several pieces into the carried values: pieces are lanes of the axis that was cut."""
+        assert self.axis is not None and isinstance(self.work_list.definition, ragged_transforms.Combine)
+        end = self.work_list.definition.offsets[self.component.position + 1]
+        body: list[Statement] = []
+        for carry in self.loop.carried:
+            assert carry.reduction is not None
+            kept = carry.locals[0].lanes
+            inside = tuple(Less(a.position, a.end) for a in self.scratch[carry.locals[0].name][1] if a.looped)
+            guard = (Less(self.entry.position, end), *inside)
+            tile = ReductionTile((Lane(self.axis.position, self.at_once), *kept), guard, kept, inside)
+            values = tuple(self._partial(local, local.dtype) for local in carry.locals)
+            made = expand(carry.reduction, carry.locals, values, tile, merge=True)
+            body += (replace(n, rests=(guard,)) if isinstance(n, Assign) else n for n in made if isinstance(n, Declare | Block))
         return tuple(body)
 
     def _partial(self, local: Local, dtype: torch.dtype) -> Value:

@@ -215,10 +215,13 @@ def fork(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
     return cutting.forked(program, found, loop_named(found, loop), size)
 
 
-def cut(program: TileProgram, phase: str, loop: str, size: int) -> TileProgram:
-    """for c: for r[c]: t += x   ->   for (c, o): p[c, o] += x over pieces of `size`;  for c: for o[c]: t += p[c, o]"""
+def cut(program: TileProgram, phase: str, loop: str, size: int, at_once: int = 1) -> TileProgram:
+    """for c: for r[c]: t += x   ->   for (c, o): p[c, o] += x over pieces of `size`;  for c: for o[c]: t += p[c, o]
+
+    Partial results are combined one by one, or in blocks of `at_once`.
+    """
     found = find(program, phase)
-    return cutting.Cut(program, found, loop_named(found, loop), size).rewritten()
+    return cutting.Cut(program, found, loop_named(found, loop), size, at_once).rewritten()
 
 
 def resize(program: TileProgram, phase: str, domain: str, left: int, right: int) -> TileProgram:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Sum, Symbol
-from serrate.ir.loops import Block, Dot, Lanes, Load, Reduce, Write, expressions_of, flat_index, values_of
+from serrate.ir.loops import Block, Dot, Held, Lanes, Load, Reduce, Running, While, Write, expressions_of, flat_index, values_of
 from serrate.ir.ragged_transforms import Combine
-from serrate.ir.tile import GRID, Around, Axis, Leaf, Loop, Phase, Statement, TileProgram, statements
+from serrate.ir.tile import GRID, SERIAL, Around, Axis, ByLength, Leaf, Loop, Phase, Statement, TileProgram, inner, statements
 from serrate.ir.transforms import Split
 from serrate.ir.values import Role
+from serrate.schedule.heuristic import Carried
 from serrate.schedule.plan import Recorder, Sized
+from serrate.schedule.row_work import RowWork, column_lanes
 from serrate.schedule.target import Target
 
 LONG = 4096
@@ -107,6 +109,45 @@ class AxisUse:
             self.along |= {term for term, factor in terms.items() if factor == 1 and isinstance(term, Symbol)}
 
 
+def kernel_work(program: TileProgram) -> RowWork:
+    """What a kernel does with rows, if its loops over them carry reductions and no matrix units are involved."""
+    body = [n for phase in program.phases for n in _as_written(phase.body)]
+    loops = [n for n in body if isinstance(n, Loop) and n.kind is SERIAL]
+    kinds = [carry.reduction for loop in loops for carry in loop.carried]
+    if not kinds or None in kinds or any(isinstance(n, Dot | Running | While) for n in body):
+        return RowWork("nothing")
+    carried: Carried = "sums" if all(kind is not None and kind.operator is not None for kind in kinds) else "statistics"
+    held = {local.name for loop in loops for carry in loop.carried for local in carry.locals}
+    serial = {axis.position for loop in loops if (axis := program.axis_of(loop.domain)) is not None}
+    reduced = [_reduced(n) & serial for n in body if isinstance(n, Reduce) and n.local.name in held]
+    # A row that is read again needs what its first pass found, as it needs statistics.
+    passes = [loop for loop in loops if not any(loop in statements(outer.body) for outer in loops)]
+    over_features = len(passes) > 1 and any(len(axes) > 1 for axes in reduced)
+    blocks = [n for n in body if isinstance(n, Reduce | Write) and serial & {lane.symbol for lane in n.lanes}]
+    loads = [v.tensor for n in blocks for v in n.value.walk() if isinstance(v, Load) and n.lanes[1:]]
+    rows = [t.dtype for t in loads if t.role is Role.INPUT]
+    numbers = all(len({lane.symbol for lane in n.lanes} - _components(program)) < 2 for n in blocks)
+    return RowWork(carried, over_features, bool(rows) and all(dtype.itemsize == 2 for dtype in rows), numbers)
+
+
+def _as_written(body: Sequence[Statement]) -> Iterator[Statement]:
+    """The statements of a kernel, once: after a fork, those of short rows, which are as the user wrote them."""
+    for node in body:
+        yield node
+        for part in (node.short,) if isinstance(node, ByLength) else inner(node):
+            yield from _as_written(part)
+
+
+def _reduced(node: Reduce) -> set[Symbol]:
+    """The positions of the axes that a statement reduces over."""
+    return {lane.symbol for lane in node.lanes} - {lane.symbol for lane in node.local.lanes}
+
+
+def _components(program: TileProgram) -> set[Symbol]:
+    """The positions of the axes that count rows."""
+    return set().union(*(AxisUse(program, phase).components for phase in program.phases))
+
+
 def _fixed(axis: Axis) -> int | None:
     if not axis.looped:
         return axis.size
@@ -132,11 +173,19 @@ def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: AxisUse, tar
 
 
 def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: AxisUse, target: Target) -> None:
-    """Contiguous axes: whole if short; if they are only stored, as much as one store covers."""
+    """Contiguous axes: whole if short; if they are only stored, as much as one store covers. Workers share the columns of rows
+    that they reduce."""
+    parallel, work = _parallel(program, phase), kernel_work(program)
+    reduces = target.column_bytes > 0 and work.carried != "nothing"
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.along:
             size = _stored_size(phase, axis)
-            if size is None:
+            if size is None and reduces and axis in parallel:
+                lanes = column_lanes(_widest_read(phase, axis), target)
+                most = Sized(lanes, f"several workers share a row: each takes {target.column_bytes} bytes of its positions")
+            elif size is None and reduces and work.numbers:
+                most = Sized(work.positions(1, target), "a block of numbers: most rows would not fill a larger one")
+            elif size is None:
                 most = Sized(target.widest, f"contiguous: the most lanes of one dim are {target.widest}")
             else:
                 most = Sized(2 * target.store_bytes // size, f"only stored: {2 * target.store_bytes} bytes at a time")
@@ -180,8 +229,7 @@ def _stored_size(phase: Phase, axis: Axis) -> int | None:
 
 def _rest(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Target) -> None:
     """Remaining axes share the room of a block; grid axes take one position each."""
-    loops = [n for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID]
-    parallel = {a for n in loops if (a := program.axis_of(n.domain)) is not None}
+    parallel, work = _parallel(program, phase), kernel_work(program)
     for axis in program.axes:
         if chosen[axis]:
             continue
@@ -193,7 +241,9 @@ def _rest(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: T
             widest *= lanes if lanes and other.position in _companions(phase, axis) else 1
         size = _stored_size(phase, axis)
         room = target.near_block if size is None else target.store_bytes // size
-        if _only_summed(phase, axis):
+        if target.factors_blocks and work.in_same_blocks(is_stored=size is not None):
+            most = Sized(work.positions(widest, target), f"blocks of rows, with {widest} beside each position")
+        elif _only_summed(phase, axis):
             most = Sized(LONG, "only summed, so a long tile costs no memory")
         elif size is None:
             most = Sized(max(1, room // widest), f"a block of {room} elements stays in cache, with {widest} beside each position")
@@ -202,6 +252,26 @@ def _rest(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: T
                 max(1, room // widest), f"{target.store_bytes} bytes are stored at once, with {widest} beside each position"
             )
         chosen[axis] = _at_most(axis, most)
+
+
+def _parallel(program: TileProgram, phase: Phase) -> set[Axis]:
+    """The axes of grid loops."""
+    loops = [n for n in statements(phase.body) if isinstance(n, Loop) and n.kind is GRID]
+    return {a for n in loops if (a := program.axis_of(n.domain)) is not None}
+
+
+def shares_columns(program: TileProgram, lanes: Mapping[str, int], target: Target) -> bool:
+    """Whether workers share the columns of a row, with these lanes."""
+    (phase,) = program.phases
+    columns = _parallel(program, phase) if target.column_bytes else set[Axis]()
+    return any(lanes[a.name] > 1 and (a.size is None or lanes[a.name] < a.size) for a in columns)
+
+
+def _widest_read(phase: Phase, axis: Axis) -> int:
+    """The most bytes of an element that statements along an axis read, from memory or from private blocks."""
+    found = [n for n in statements(phase.body) if isinstance(n, Reduce | Write)]
+    reads = (v for n in found if axis.position in {lane.symbol for lane in n.lanes} for v in n.value.walk())
+    return max((v.dtype.itemsize for v in reads if isinstance(v, Load | Held)), default=1)
 
 
 def _only_summed(phase: Phase, axis: Axis) -> bool:

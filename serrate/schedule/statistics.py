@@ -36,22 +36,50 @@ from serrate.ir.values import Call, Role, Tensor, Value, call, carried_dtype, re
 
 
 def below_their_maximum(program: TileProgram) -> TileProgram:
-    """The program with exponentials relative to a running maximum marked as such (`exp_below`): their arguments are at most 0."""
-    return program.with_phases(tuple(replace(p, body=tuple(map(_bounded, p.body))) for p in program.phases))
+    """The program with exponentials relative to a maximum marked as such (`exp_below`): their arguments are at most 0. The
+    maximum is the running one of a loop, or its last value in a later loop over the same row."""
+    return program.with_phases(tuple(replace(p, body=_bounded(program, p.body)) for p in program.phases))
 
 
-def _bounded(node: Statement) -> Statement:
-    if not inner(node):
-        return node
-    node = with_inner(node, tuple(tuple(map(_bounded, part)) for part in inner(node)))
-    for carry in node.carried if isinstance(node, Loop) else ():
-        assert isinstance(node, Loop)
-        top = _maximum(carry)
-        found = None if top is None else _running_maximum(node, top)
-        if top is not None and found is not None:
+def _bounded(program: TileProgram, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    out = [with_inner(n, tuple(_bounded(program, part) for part in inner(n))) if inner(n) else n for n in body]
+    for at, loop in enumerate(out):
+        for carry in loop.carried if isinstance(loop, Loop) else ():
+            assert isinstance(loop, Loop)
+            top = _maximum(carry)
+            found = None if top is None else _running_maximum(loop, top)
+            if top is None or found is None:
+                continue
             new, values = found
-            node = replace(node, body=tuple(_with_powers(n, new, {held(top), *values}) for n in node.body))
-    return node
+            powers = tuple(_with_powers(n, new, {held(top), *values}) for n in loop.body)
+            (own,) = (n for n in loop.body if isinstance(n, Reduce) and n.value in values and n.operator == "max")
+            out[at] = loop = replace(loop, body=powers)
+            _bound_later(program, out, at, own, top)
+    return tuple(out)
+
+
+def _bound_later(program: TileProgram, body: list[Statement], at: int, own: Reduce, top: Local) -> None:
+    """Marks exponentials of the elements that a loop took the maximum of, in later loops over the same row."""
+    loop = body[at]
+    assert isinstance(loop, Loop)
+    axis = program.axis_of(loop.domain)
+    for k, later in enumerate(body[at + 1 :], at + 1):
+        other = program.axis_of(later.domain) if isinstance(later, Loop) else None
+        if _changes(body[at + 1 : k], own.value) or any(_writes(n, top) for n in statements((later,))):
+            return
+        if not isinstance(later, Loop) or axis is None or other is None or not _same_range(axis, other):
+            continue
+        swap = {axis.position: other.position}
+        element, asked = Swap(dict[Expr, Expr](swap.items()), swap).value(own.value), set(_conditions(own, swap))
+        users = (
+            n if not isinstance(n, Write) or not asked <= set(n.guard) else _with_powers(n, held(top), {element})
+            for n in later.body
+        )
+        body[k] = replace(later, body=tuple(users))
+
+
+def _writes(node: Statement, local: Local) -> bool:
+    return isinstance(node, Assign | Reduce | Dot) and node.local.name == local.name
 
 
 def _maximum(carry: Carry) -> Local | None:
@@ -76,7 +104,7 @@ def _with_powers(node: Statement, new: Value, below: set[Value]) -> Statement:
     def change(v: Value) -> Value | None:
         if isinstance(v, Call) and v.function == "exp" and isinstance(v.args[0], Call) and v.args[0].function == "sub":
             x, m = v.args[0].args
-            if m is new and x in below and v.dtype == x.dtype == m.dtype:
+            if m is new and x in below and v.dtype == carried_dtype(x.dtype) == m.dtype:
                 return call("exp_below", rewrite(x, change), m, dtype=v.dtype)
         return None
 
@@ -187,13 +215,12 @@ def _kept(program: TileProgram, body: tuple[Statement, ...], at: int, most: int)
             continue
         swap = {axis.position: other.position}
         power = Swap(dict[Expr, Expr](swap.items()), swap).value(node.value)
-        wanted = call("exp", call("sub", *power.args, dtype=power.dtype), dtype=power.dtype)
-        users = [n for n in later.body if isinstance(n, Write) and any(v is wanted for v in n.value.walk())]
+        users = [n for n in later.body if isinstance(n, Write) and any(v is power for v in n.value.walk())]
         if not users or any(not set(_conditions(node, swap)) <= set(u.guard) for u in users):
             continue
         row, place = _row(program, node, axis, most)
         kept = load(row, tuple(e.substitute(dict[Expr, Expr](swap.items())) for e in place))
-        out[place_of] = replace(later, body=tuple(_with_kept(n, wanted, kept) for n in later.body))
+        out[place_of] = replace(later, body=tuple(_with_kept(n, power, kept) for n in later.body))
         out[at] = replace(loop, body=(Write(node.lanes, node.guard, row, place, node.value), node))
         return tuple(out)
     return None

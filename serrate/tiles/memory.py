@@ -16,7 +16,7 @@ import torch
 from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import TorchLike
 from serrate.frontend.kernel.vocabulary import expand_keys
-from serrate.ir.expr import Array, Expr, Less, const
+from serrate.ir.expr import Array, Expr, Less, const, minimum
 from serrate.ir.loops import Write, load, number
 from serrate.ir.tile import Axis
 from serrate.ir.values import Tensor, call, constant
@@ -359,19 +359,24 @@ def _limit(trace: Trace, jt: TracedRows, dim: Dim, rows: Rows, extent: Expr) -> 
     assert dim.axis is not None and dim.level is not None and dim.ragged is not None
     packed = rows.columns is not None and rows.packed
     if dim.level >= rows.depth:
-        trace.limits[trace.array(jt.rows, dim.axis, "counts")] = extent
+        _at_most(trace, trace.array(jt.rows, dim.axis, "counts"), extent)
         if not packed:
             return
     else:
         innermost, offsets = dim.level == rows.depth - 1, trace.array(jt.rows, dim.axis, f"offsets{dim.level}")
         if innermost and not packed:
-            trace.limits[offsets] = extent
+            _at_most(trace, offsets, extent)
         else:
             count = trace.size((jt.rows, "rows_of", dim.ragged if innermost else dim.ragged + 1))
-            trace.limits[offsets] = most_of(offsets, count) if innermost else count
+            _at_most(trace, offsets, most_of(offsets, count) if innermost else count)
         if not innermost or (rows.starts is None and not packed):
             return
-    trace.limits[trace.array(jt.rows, dim.axis, "where")] = extent
+    _at_most(trace, trace.array(jt.rows, dim.axis, "where"), extent)
+
+
+def _at_most(trace: Trace, array: Array, extent: Expr) -> None:
+    """Records an upper bound of the elements of an array. Several tensors may have values in the rows that it describes."""
+    trace.limits[array] = minimum(trace.limits.get(array, extent), extent)
 
 
 def read(trace: Trace, tensor: Any, key: Any, extra_mask: Any = None) -> Traced:

@@ -22,6 +22,7 @@ from serrate.runtime.dispatch import Key
 from serrate.runtime.locks import making
 from serrate.schedule.statistics import below_their_maximum
 from serrate.tensor import JaggedTensor
+from serrate.tiles.implied import without_implied
 from serrate.tiles.loops import RetraceFacts, RetraceNeeded
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
@@ -141,8 +142,8 @@ class LoopPrograms:
         self._report(self, program)
         if self.options.alone:
             _require_order(self.name, program)
-        program = below_their_maximum(program)
         sources = ArgumentSources(trace, env)
+        program = below_their_maximum(without_implied(program, sources.longest))
         made = LoopStage(self.name, program, sources, self.options)
         made.variant(items)
         doubtful = unproven(program)

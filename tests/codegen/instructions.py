@@ -119,6 +119,7 @@ def main(names: Sequence[str]) -> None:
     from serrate.runtime import triton as runtime
     from serrate.runtime.memory import Scratch
     from serrate.runtime.triton import Derivation, TritonExecutable
+    from serrate.tensor.structure import Structure
 
     counting, choose = Counting(), compiled.choose
     runtime._copy_engine = lambda: True
@@ -131,6 +132,7 @@ def main(names: Sequence[str]) -> None:
 
     with (
         mock.patch.object(compiled, "choose", unknown),
+        mock.patch.object(Structure, "known_max_length", lambda self, level=-1: None),
         mock.patch.object(TritonExecutable, "sized", lambda self, *_: counting.executed(self)),
         mock.patch.object(Derivation, "__call__", derived),
     ):

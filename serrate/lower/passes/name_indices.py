@@ -33,6 +33,7 @@ from serrate.ir.loops import (
     nodes,
     values_of,
 )
+from serrate.ir.recipes import Owners
 from serrate.lower.names import Names, array_names
 from serrate.lower.passes.common import Body, changed, kept, names_in, per_kernel, substituted
 
@@ -89,8 +90,9 @@ class _Namer:
             out.append(self._renamed(node, known, facts, named))
             if isinstance(node, Bind):
                 # Reads that depend on this name can be named after it.
-                if isinstance(node.expr, Search):
-                    facts |= {Less(node.symbol, node.expr.count)}
+                owners = _owners(node.expr)
+                if owners is not None:
+                    facts |= {Less(node.symbol, owners)}
                 return (*out, *self.body(body[k + 1 :], known | {node.symbol}, facts, named))
         return kept(body, out)
 
@@ -139,6 +141,13 @@ class _Namer:
         assert isinstance(node, While)
         test, inside = (self.body(part, known, facts, named) for part in (node.test, node.body))
         return changed(node, guard=guard, test=test, body=inside)
+
+
+def _owners(e: Expr) -> Expr | None:
+    """How many rows there are, if an expression is the row that owns a position: found by a search, or looked up in a table."""
+    if isinstance(e, Search):
+        return e.count
+    return e.array.recipe.count if isinstance(e, Element) and isinstance(e.array.recipe, Owners) else None
 
 
 def _below(index: Symbol, extent: Expr) -> Iterator[Less]:

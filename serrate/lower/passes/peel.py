@@ -79,7 +79,8 @@ def _peeled(loop: For, names: Names) -> list[Node]:
         begin = symbol(names.of((loop, "first"), f"first_{loop.symbol}"), 0)
         named = [Bind(begin, met, (), ())]
         first = [For(loop.symbol, begin, loop.kind, loop.body, begin, brief=True)]
-    whole = symbol(names.of(loop, f"whole_{loop.symbol}"), 0)
+    most = limit.bounds[1]
+    whole = symbol(names.of(loop, f"whole_{loop.symbol}"), 0, None if most is None else max(most, 0))
     named.append(Bind(whole, maximum(limit, begin), (), ()))
     if starts:
         step = symbol(names.of((loop, "step"), f"step_{loop.symbol}"), 0)

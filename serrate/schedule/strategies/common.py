@@ -15,9 +15,12 @@ from typing import Protocol
 from serrate.ir.domains import IterDomain
 from serrate.ir.tile import GRID, LANES, Accumulate, Phase, Scan, Store, TileProgram, chain, walk
 from serrate.ir.values import Place, Read, Role, domains_of
+from serrate.schedule.heuristic import Carried
 from serrate.schedule.plan import Recorder, Sized
 from serrate.schedule.prepare import RowProduct, Shape, describe, gather_operands, reduced_loops, round_operands
 from serrate.schedule.primitives import goes_in_order
+from serrate.schedule.row_work import RowWork, column_lanes
+from serrate.schedule.sizes import kernel_work
 from serrate.schedule.strategies.contractions import contractions, schedule_contraction
 from serrate.schedule.strategies.kernels import Lanes
 from serrate.schedule.target import Target, power_of_two_at_least
@@ -103,38 +106,30 @@ def shapes(program: TileProgram) -> list[Shape]:
     return [] if program.axes else [describe(program, p.name) for p in program.phases]
 
 
+def row_work(shapes: Sequence[Shape]) -> RowWork:
+    """What the phases of a fusion do with rows."""
+    reducing = [s for s in shapes if s.reduces_rows]
+    statistics = [s for s in reducing if not _is_simple(s.leaf)]
+    carried: Carried = "statistics" if statistics else "sums" if reducing else "nothing"
+    over_features = any(s.reduced & {d.uid for d in s.regular} for s in statistics)
+    return RowWork(carried, over_features, _of_sixteen_bits(shapes))
+
+
+def work_of(program: TileProgram) -> RowWork:
+    """What a program does with rows."""
+    return kernel_work(program) if program.axes else row_work(shapes(program))
+
+
 def warps_for(program: TileProgram, target: Target, *, small: bool = False, look_ups: bool = False) -> int:
-    """The number of warps: few for simple reductions, which only wait for memory, and one for `look_ups` of rows; many for
-    statistics over features, whose blocks all warps reduce together; more for the blocks of matrix products, to avoid spills.
-    `small` blocks are half as large."""
-    found = shapes(program)
-    reducing = [s for s in found if s.reduces_rows]
-    blocks = [s for s in reducing if not _is_simple(s.leaf)]
-    products = [s for s in found if s.is_product or s.row_product is not None]
+    """The number of warps: by what is done with rows; one for `look_ups` of rows; more for the blocks of matrix products, to
+    avoid spills. `small` blocks are half as large."""
+    products = [s for s in shapes(program) if s.is_product or s.row_product is not None]
     if products:
         # Blocks of ragged products are small, and several programs share a multiprocessor.
         ragged = all(len(s.own_rows) > 1 and width(s, target) <= RAGGED_WIDTH for s in products)
         return target.warps if ragged else 2 * target.warps
-    if reduces_features(found):
-        return (2 if small and of_sixteen_bits(found) else 4) * target.warps
-    if look_ups:
-        return 1
-    return max(target.warps // 2, 1) if small or (reducing and not blocks) else target.warps
-
-
-def reduces_features(shapes: Sequence[Shape]) -> bool:
-    """Whether rows have statistics over all of their features, such as the moments of a layer norm. A worker then takes whole
-    rows, not some columns of them, in half blocks and with many warps: threads hold few elements and few sums, and two workers
-    share a multiprocessor. (8192 elements in 8 warps took all registers of one.)"""
-    return any(s.reduces_rows and not _is_simple(s.leaf) and s.reduced & {d.uid for d in s.regular} for s in shapes)
-
-
-def halvings(shapes: Sequence[Shape]) -> int:
-    """How often a GPU halves the blocks in which it reduces rows. Arithmetic on 16-bit elements takes as many registers as on
-    32-bit ones, and half the time to load them; for statistics over features, see `reduces_features`. (Layer norm of 16 bits on
-    an H200, in percent of a copy's speed, with uniform, exponential and Zipf lengths: 2048 elements in 8 warps 81, 62 and 48;
-    4096 in 16 warps 73, 67 and 42, in 4 warps 79, 60 and 49; 8192 in 8 warps 72, 66 and 48: the first is best on average.)"""
-    return of_sixteen_bits(shapes) + reduces_features(shapes) if any(s.reduces_rows for s in shapes) else 0
+    work = work_of(program)
+    return 1 if look_ups and not work.over_features else work.warps(target, small=small)
 
 
 LOOKED_UP = 2048
@@ -158,10 +153,9 @@ def for_look_ups(target: Target) -> Target:
 
 
 def stages_for(program: TileProgram, target: Target, *, look_ups: bool = False) -> int:
-    """The number of blocks in flight: several for programs that only reduce; statistics leave no shared memory for them. A copy
-    at indices from memory starts only when these have arrived: stages of `look_ups` would wait for one another."""
-    simple = all(_is_simple(s.leaf) for s in shapes(program) if s.reduces_rows)
-    return target.stages if simple and not look_ups else 1
+    """The number of blocks in flight. A copy at indices from memory starts only when these have arrived: stages of `look_ups`
+    would wait for one another."""
+    return 1 if look_ups else work_of(program).stages(target)
 
 
 def width(shape: Shape, target: Target) -> int:
@@ -516,10 +510,10 @@ def in_columns(target: Target, shapes: Sequence[Shape]) -> Target:
         return target
     reads = (r for s in shapes for v in s.leaf.values for r in v.reads)
     itemsize = max((r.dtype.itemsize for r in reads if last & {d.uid for d in domains_of(r.index)}), default=target.column_bytes)
-    return replace(target, widest=min(target.widest, max(target.column_bytes // itemsize, 1)))
+    return replace(target, widest=min(target.widest, column_lanes(itemsize, target)))
 
 
-def of_sixteen_bits(shapes: Sequence[Shape]) -> bool:
+def _of_sixteen_bits(shapes: Sequence[Shape]) -> bool:
     """Whether the elements of rows that a caller passes have 16 bits."""
     rows = [row for s in shapes for row in s.own_rows]
     along = {d.uid for row in rows for d in (row, *(row.definition.inputs if row.definition else ()))}

@@ -16,12 +16,15 @@ from serrate.ir.tile import GRID, SERIAL, ByLength, Loop, Phase, TileProgram, st
 from serrate.schedule.block_loops import find
 from serrate.schedule.cutting import CutRows, rows_of
 from serrate.schedule.plan import Recorder
-from serrate.schedule.sizes import sizes, tiled
+from serrate.schedule.sizes import shares_columns, sizes, tiled
 from serrate.schedule.statistics import side_by_side
-from serrate.schedule.target import Target
+from serrate.schedule.target import Target, power_of_two_at_least
 
 Lanes = Mapping[str, int]
 """Requested numbers of lanes, by axis name; `chunk` is the size of pieces of rows."""
+
+COMBINED = 256
+"""The most partial results that are combined at once: workers that go on to store a piece need their registers for it."""
 
 
 def whole_rows(recorder: Recorder, target: Target, lanes: Lanes, rows: int, *, near: bool) -> None:
@@ -90,7 +93,8 @@ def _pieces_of_rows(recorder: Recorder, target: Target, lanes: Lanes, chunk: int
     chosen |= {loop.domain.name: _dividing(size, chosen[loop.domain.name]) for loop in along}
     _require_single(rows, chosen)
     for name in passes:
-        recorder.do("cut", phase, name, size)
+        at_once = _combined_at_once(find(recorder.program, phase), name, chosen, target)
+        recorder.do("cut", phase, name, size, *((at_once,) if at_once > 1 else ()))
     for each in recorder.program.phases:
         tiled(recorder, each.name, chosen)
     short = "; shorter ones are finished where they are read" if any(s.primitive == "fork" for s in recorder.steps) else ""
@@ -105,6 +109,17 @@ def _in_one_pass(recorder: Recorder, phase: str, loops: Sequence[str]) -> list[s
         if not recorder.attempt("one_pass", phase, left[-1], name):
             left.append(name)
     return left
+
+
+def _combined_at_once(phase: Phase, name: str, lanes: Lanes, target: Target) -> int:
+    """How many partial results of a row a GPU combines at once: one by one, those of a very long row would take as long as all
+    else."""
+    (loop,) = (n for n in statements(phase.body) if isinstance(n, Loop) and n.domain.name == name)
+    if target.finish == 1 or not loop.carried:
+        return 1
+    blocks = [local.lanes for carry in loop.carried for local in carry.locals]
+    across = max(math.prod(max(lanes.get(lane.symbol.name, 1), 1) for lane in block) for block in blocks)
+    return max(min(target.near_block // power_of_two_at_least(across), COMBINED), 1)
 
 
 def _dividing(size: int, most: int) -> int:
@@ -166,7 +181,9 @@ def _piece_size(
     trial.do("share", program.phases[0].name)
     asked = dict(lanes)
     chosen = sizes(trial.program, 1, target, asked)
-    size = chunk or asked.get("chunk") or _worthwhile(trial.program, chosen, target.chunk, loops)
+    # Workers that share the columns of a row take shorter pieces of it.
+    elements = target.chunk // 2 if shares_columns(program, chosen, target) else target.chunk
+    size = chunk or asked.get("chunk") or _worthwhile(trial.program, chosen, elements, loops)
     asked |= {name: size for name in loops if chosen[name] > size}
     whole = math.lcm(*(sizes(trial.program, 1, target, asked)[name] for name in loops))
     return -(-size // whole) * whole, asked

@@ -5,7 +5,7 @@ for c:  for r[c]: s   ->   grid c:  serial ro:  lanes ri: s       (ro ends with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
@@ -14,7 +14,6 @@ from serrate.schedule.prepare import Shape, describe, prepare
 from serrate.schedule.strategies.common import (
     PhaseBlocks,
     for_look_ups,
-    halvings,
     schedule,
     schedule_product,
     shapes,
@@ -22,6 +21,7 @@ from serrate.schedule.strategies.common import (
     sums_look_ups,
     warps_for,
     width,
+    work_of,
 )
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
 from serrate.schedule.target import Target
@@ -43,10 +43,10 @@ def maskless(
     recorder = Recorder(program)
     prepare(recorder)
     small = False
-    if short and target.factors_blocks and not program.axes:
-        times = halvings(shapes(program))
-        small, target = times > 0, replace(target, block=target.block >> times)
-        if pivots:
+    if target.factors_blocks and (short or program.axes):
+        work = work_of(program)
+        small, target = work.halvings > 0, work.in_blocks(target)
+        if pivots and not program.axes:
             _about_pivots(recorder, target)
     look_ups = target.many_workers and sums_look_ups(shapes(recorder.program))
     target = for_look_ups(target) if look_ups else target

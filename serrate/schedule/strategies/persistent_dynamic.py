@@ -22,7 +22,6 @@ from serrate.schedule.strategies.common import (
     finish_loops,
     finished_at_once,
     for_look_ups,
-    halvings,
     in_columns,
     lane_regular,
     loop_names,
@@ -33,6 +32,7 @@ from serrate.schedule.strategies.common import (
     sums_look_ups,
     warps_for,
     width,
+    work_of,
 )
 from serrate.schedule.strategies.kernels import Lanes, pieces_of_rows
 from serrate.schedule.strategies.masked import masked
@@ -93,8 +93,8 @@ def _pieces(
     """A plan with pieces of all rows on the grid; with `apart`, only of rows of more than `uncut` positions."""
     recorder = Recorder(program)
     prepare(recorder)
-    times = halvings(shapes(recorder.program)) if target.factors_blocks else 0
-    small, target = times > 0, replace(target, block=target.block >> times)
+    work = work_of(recorder.program)
+    small, target = target.factors_blocks and work.halvings > 0, work.in_blocks(target)
     look_ups = target.many_workers and sums_look_ups(shapes(recorder.program))
     target = for_look_ups(target) if look_ups else target
     whole, target = target, in_columns(target, shapes(recorder.program))

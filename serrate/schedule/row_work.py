@@ -1,0 +1,70 @@
+"""Row work: what a program does with its rows, as far as a GPU's warps, stages and blocks depend on it.
+
+In: a few facts, which strategies find in the phases of a fusion, and `sizes.py` in the block statements of a kernel. Out: sizes.
+One rule serves both, so that a kernel is as fast as an operator that does the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from serrate.schedule.heuristic import NUMBERS, Carried
+from serrate.schedule.target import Target
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """What a program does with its rows."""
+
+    carried: Carried
+    """What a worker carries from one block of a row to the next."""
+    over_features: bool = False
+    """Whether rows have statistics over all of their features, such as the moments of a layer norm. A worker then takes whole
+    rows, not some columns of them, in half blocks and with many warps: threads hold few elements and few sums, and two workers
+    share a multiprocessor. (8192 elements in 8 warps took all registers of one.)"""
+    sixteen_bits: bool = False
+    """Whether the elements of rows that a caller passes have 16 bits."""
+    numbers: bool = False
+    """Whether rows are plain numbers, without features, and nobody has chosen sizes for them."""
+
+    @property
+    def halvings(self) -> int:
+        """How often a GPU halves the blocks in which it reduces rows. Arithmetic on 16-bit elements takes as many registers as on
+        32-bit ones, and half the time to load them; for statistics over features, see `over_features`. (Layer norm of 16 bits on
+        an H200, in percent of a copy's speed, with uniform, exponential and Zipf lengths: 2048 elements in 8 warps 81, 62 and 48;
+        4096 in 16 warps 73, 67 and 42, in 4 warps 79, 60 and 49; 8192 in 8 warps 72, 66 and 48: the first is best on average.)"""
+        return 0 if self.carried == "nothing" else self.sixteen_bits + self.over_features
+
+    def in_blocks(self, target: Target) -> Target:
+        """The target with blocks for this work."""
+        return replace(target, block=target.block >> self.halvings) if target.factors_blocks else target
+
+    def warps(self, target: Target, *, small: bool) -> int:
+        """The number of warps: few for simple reductions, which only wait for memory; many for statistics over features, whose
+        blocks all warps reduce together. `small` blocks are half as large."""
+        if self.numbers and self.carried != "nothing":
+            return NUMBERS[self.carried].warps
+        if self.over_features:
+            return (2 if small and self.sixteen_bits else 4) * target.warps
+        return max(target.warps // 2, 1) if small or self.carried == "sums" else target.warps
+
+    def stages(self, target: Target) -> int:
+        """The number of blocks in flight: several for programs that only reduce; statistics leave no shared memory for them."""
+        return 1 if self.carried == "statistics" or self.over_features else target.stages
+
+    def positions(self, across: int, target: Target) -> int:
+        """How many positions of a row are in one block, with `across` elements each, of a target with blocks for this work."""
+        if self.numbers and self.carried != "nothing":
+            return NUMBERS[self.carried].tile
+        simple = self.carried == "sums" and not self.over_features
+        return max((target.simple_block if simple else target.block) // across, 1)
+
+    def in_same_blocks(self, *, is_stored: bool) -> bool:
+        """Whether a loop takes the blocks in which rows are reduced: those that reduce, and a pass after statistics, which reads
+        again what the first has read. After sums, stores take as much as is stored at once."""
+        return self.carried == "statistics" or self.over_features or (self.carried == "sums" and not is_stored)
+
+
+def column_lanes(itemsize: int, target: Target) -> int:
+    """The lanes of the innermost dim of a worker that shares the columns of rows with others."""
+    return max(target.column_bytes // itemsize, 1)
