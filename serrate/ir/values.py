@@ -316,6 +316,21 @@ def shown(value: Value) -> str:
     return f"{text} where {'; '.join(texts)}" if texts else text
 
 
+def domains_in(value: Value) -> tuple[IterDomain, ...]:
+    """The domains that a value varies along."""
+    found: dict[int, IterDomain] = {}
+    for v in value.walk():
+        if isinstance(v, Read):
+            found.update((d.uid, d) for d in domains_of(v.index))
+        elif isinstance(v, Position | Extent):
+            found[v.domain.uid] = v.domain
+        elif isinstance(v, Computed):
+            found.update((d.uid, d) for d in v.place.domains)
+        elif isinstance(v, Ordinal):
+            found.update((d.uid, d) for d in v.index if d is not None)
+    return tuple(found.values())
+
+
 def intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:
     full = (kind, *key, dtype)
     found = Value._interned.get(full)
