@@ -160,6 +160,12 @@ def test_rowwise_adagrad_of_tables_of_other_dtypes(dtype: torch.dtype, converted
     torch.testing.assert_close(module.sum_of_squares.double(), squares, rtol=tolerance["rtol"], atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"sparse": True}, {"fused_optimizer": "sgd"}])
+def test_gradients_scaled_by_frequency_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match="embedding_bag: scale_grad_by_freq is not supported"):
+        ragged.EmbeddingBag(10, 4, mode="sum", scale_grad_by_freq=True, **options)(bags())
+
+
 def test_fused_updates_have_the_same_bits_for_any_number_of_threads() -> None:
     def trained(threads: int) -> Tensor:
         torch.manual_seed(0)
