@@ -99,7 +99,7 @@ def binary_cross_entropy_with_logits(
     name = "binary_cross_entropy_with_logits"
     _refuse_deprecated(name, size_average, reduce)
     x, t = _exact(input), _exact(target)
-    no = ops.add(ops.log1p(ops.exp(ops.neg(ops.abs(x)))), ops.clamp(ops.neg(x), 0.0))  # -log(sigmoid(x))
+    no = ops.neg(ops.log_sigmoid(x))
     if pos_weight is not None:
         no = ops.mul(no, ops.add(ops.mul(ops.sub(pos_weight, 1.0), t), 1.0))
     cost = ops.add(ops.mul(ops.sub(1.0, t), x), no)
