@@ -184,7 +184,8 @@ def _fmod(g: Value, out: Value, a: Value, b: Value) -> Adjoints:
 
 
 def _atan2(g: Value, out: Value, a: Value, b: Value) -> Adjoints:
-    share = _over(g, _plus(g, _square(g, a), _square(g, b)))
+    distance = _plus(g, _square(g, a), _square(g, b))
+    share = select(is_("eq", distance, 0.0), zero(g), _over(g, distance))  # as torch
     return times(share, b), minus(times(share, a))
 
 
@@ -240,6 +241,7 @@ ELEMENTWISE: dict[str, Rule] = {
     "digamma": _trigamma,
     "finite_or_zero": _finite_or_zero,
     "detach": lambda g, out, x: (None,),
+    "graded": lambda g, out, x, y: (None, g),
     "add": lambda g, out, a, b: (g, g),
     "sub": lambda g, out, a, b: (g, minus(g)),
     "mul": lambda g, out, a, b: (times(g, b), times(g, a)),

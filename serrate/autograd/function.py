@@ -20,7 +20,7 @@ from serrate.errors import GradientError
 from serrate.ir.fusion import Fusion
 from serrate.runtime.dispatch import Binding, Leaves
 from serrate.tensor import JaggedTensor
-from serrate.tensor.torch_private import is_transformed, version
+from serrate.tensor.torch_private import is_batched, is_transformed, version
 
 
 class Differentiable:
@@ -98,6 +98,11 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         owner: Differentiable = ctx.owner
+        if any(map(is_batched, grads)):
+            raise GradientError(
+                f"{owner.fusion.name}: a compiled program takes one gradient at a time, not a batch of them: pass "
+                "is_grads_batched=False to torch.autograd.grad, vectorize=False to jacobian"
+            )
         held = [*ctx.kept]
         stored = ctx.saved_tensors
         for k, x in zip(ctx.floats, stored, strict=False):

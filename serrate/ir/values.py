@@ -92,12 +92,14 @@ FUNCTIONS: dict[str, int] = {
     **dict.fromkeys([*UNARY.split(), *LIBRARY_UNARY], 1),
     "finite_or_zero": 1,
     "detach": 1,
+    "graded": 2,
     **dict.fromkeys([*BINARY.split(), *LIBRARY_BINARY], 2),
     "where": 3,
     "random_bits": 3,
 }
 """Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not;
-`exp_below(x, m)` is that too, and NaN where they are infinite. `detach(x)` is x with a derivative of 0; no backend sees it.
+`exp_below(x, m)` is that too, and NaN where they are infinite. `detach(x)` is x with a derivative of 0, `graded(x, y)` is x with
+the derivative of y; no backend sees them.
 `floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0. `shl` and `shr` shift bits; shifted further than
 there are bits, 0 or the sign is left. `random_bits(seed, word, position)` is 32 random bits as an int32, of which `ir/philox.py`
 says what they are."""
@@ -314,6 +316,21 @@ def shown(value: Value) -> str:
     uses[id(value)] = 0
     text = go(value)
     return f"{text} where {'; '.join(texts)}" if texts else text
+
+
+def domains_in(value: Value) -> tuple[IterDomain, ...]:
+    """The domains that a value varies along."""
+    found: dict[int, IterDomain] = {}
+    for v in value.walk():
+        if isinstance(v, Read):
+            found.update((d.uid, d) for d in domains_of(v.index))
+        elif isinstance(v, Position | Extent):
+            found[v.domain.uid] = v.domain
+        elif isinstance(v, Computed):
+            found.update((d.uid, d) for d in v.place.domains)
+        elif isinstance(v, Ordinal):
+            found.update((d.uid, d) for d in v.index if d is not None)
+    return tuple(found.values())
 
 
 def intern(kind: type[Value], dtype: torch.dtype, *key: Any) -> Value:

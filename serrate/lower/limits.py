@@ -14,6 +14,7 @@ from serrate.ir.ragged import RaggedIterDomain, longest
 from serrate.ir.ragged_transforms import Spread
 from serrate.ir.tile import Loop, TileProgram, walk
 from serrate.ir.traversal import traverse
+from serrate.ir.values import domains_in
 
 Limits = Mapping[Array, Expr]
 """The upper bound of the elements of each array; `COORDINATE` in it is the index of the element."""
@@ -31,6 +32,8 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
     tensors = dict.fromkeys((*program.inputs, *program.outputs, *used))
     domains = [d for t in tensors for d in (*t.logical, *t.storage)]
     domains += [s.domain for phase in program.phases for s, _ in walk(phase.body) if isinstance(s, Loop)]
+    # A loop over all positions finds the row of each: rows are then named by the values alone.
+    domains += [d for phase in program.phases for leaf in phase.leaves for v in leaf.values for d in domains_in(v)]
     behind = {node: None for domain in domains for node in traverse(domain)}
     found: dict[Array, Expr] = {}
     for node in behind:

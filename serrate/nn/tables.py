@@ -52,7 +52,16 @@ class EmbeddingBag(nn.EmbeddingBag):
             wrong = "mode='max'" if self.mode == "max" else "sparse=True"
             raise CallError(f"EmbeddingBag: fused_optimizer does not work with {wrong}: use mode='sum' or 'mean', sparse=False")
         if fused_optimizer == "rowwise_adagrad":
-            self.register_buffer("sum_of_squares", torch.zeros(self.num_embeddings, device=self.weight.device))
+            exact = torch.promote_types(self.weight.dtype, torch.float32)
+            self.register_buffer("sum_of_squares", torch.zeros(self.num_embeddings, device=self.weight.device, dtype=exact))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingBag:
+        """`to`, `half`, `cuda` ...: sums of squares are not rounded to sixteen bits, in which they would soon stop growing."""
+        sums = self._buffers.get("sum_of_squares")
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if sums is not None and self.sum_of_squares.dtype.itemsize < torch.float32.itemsize:
+            self.sum_of_squares = sums.to(self.sum_of_squares.device)
+        return self
 
     def forward(self, input: Ragged, offsets: Tensor | None = None, per_sample_weights: Ragged | None = None) -> Any:
         if self.fused_optimizer is None or not (torch.is_grad_enabled() and self.weight.requires_grad):
@@ -94,7 +103,7 @@ def _sgd(bag: EmbeddingBag, rows: Tensor, gradients: Tensor) -> None:
 
 
 def _rowwise_adagrad(bag: EmbeddingBag, rows: Tensor, gradients: Tensor) -> None:
-    gradients = gradients.float()
+    gradients = gradients.to(bag.sum_of_squares.dtype)
     total = bag.sum_of_squares[rows] + gradients.square().mean(1)
     bag.sum_of_squares[rows] = total
     _sgd(bag, rows, gradients / (total.sqrt() + bag.eps)[:, None])

@@ -24,11 +24,7 @@ from serrate.ir.storage import storage_of
 from serrate.ir.tile import Accumulate, Phase, Store, TileProgram, chain, nest
 from serrate.ir.values import (
     Call,
-    Computed,
     Constant,
-    Extent,
-    Ordinal,
-    Position,
     Read,
     Role,
     Tensor,
@@ -36,7 +32,7 @@ from serrate.ir.values import (
     call,
     carried_dtype,
     constant,
-    domains_of,
+    domains_in,
     read,
     reindex,
 )
@@ -160,7 +156,7 @@ def _split(
     it is not of that form."""
     factors = list(_factors(weight))
     own = [v for v in factors if isinstance(v, Call) and v.function == weighing.function]
-    others = tuple(v for v in factors if v not in own and along.uid not in _domains(v))
+    others = tuple(v for v in factors if v not in own and all(d.uid != along.uid for d in domains_in(v)))
     scale: Value | None = None
     for factor in (v for v in factors if v not in own and v not in others):
         if set(total.targets) & {r.tensor for r in factor.reads}:
@@ -192,21 +188,6 @@ def _factors(value: Value) -> Iterator[Value]:
         yield call("reciprocal", value.args[1], dtype=value.dtype)
     elif not (isinstance(value, Constant) and value.number == 1):
         yield value
-
-
-def _domains(value: Value) -> set[int]:
-    """The domains that a value varies along."""
-    found: set[int] = set()
-    for v in value.walk():
-        if isinstance(v, Read):
-            found.update(d.uid for d in domains_of(v.index))
-        elif isinstance(v, Position | Extent):
-            found.add(v.domain.uid)
-        elif isinstance(v, Computed):
-            found.update(d.uid for d in v.place.domains)
-        elif isinstance(v, Ordinal):
-            found.update(d.uid for d in v.index if d is not None)
-    return found
 
 
 def _placed(program: TileProgram, phase: Phase, parts: _WeightedSum, new: Sequence[Phase]) -> tuple[Phase, ...]:

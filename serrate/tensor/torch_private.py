@@ -76,6 +76,16 @@ def is_transformed(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Whether a tensor is one of a batch of gradients (`is_grads_batched`), which has no memory of its own; torch has no public
+    function for this.
+
+    >>> is_batched(torch.zeros(2))
+    False
+    """
+    return bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
+
+
 def nested_view(values: Tensor, sizes: Tensor, starts: Tensor) -> Tensor:
     """A strided NestedTensor that shares contiguous values: row k has shape `sizes[k]` and starts at `starts[k]`.
 

@@ -332,6 +332,16 @@ def test_a_gradient_must_have_the_rows_of_its_result(how: str) -> None:
     assert _given(x * 3, equal, how, x).tolist() == [[0, 3, 6], [], [9, 12]]
 
 
+def test_batches_of_gradients_are_refused() -> None:
+    x = JaggedTensor.from_lengths(torch.randn(5), [3, 2]).requires_grad_()
+    with pytest.raises(GradientError, match="mul: a compiled program takes one gradient at a time"):
+        torch.autograd.grad((x * x).values, x.values, torch.eye(5), is_grads_batched=True)
+    with pytest.raises(GradientError, match="vectorize=False"):
+        torch.autograd.functional.jacobian(lambda v: (x.with_values(v) * 2).values, x.values, vectorize=True)
+    found = torch.autograd.functional.jacobian(lambda v: (x.with_values(v) * 2).values, x.values)
+    assert torch.equal(found, 2 * torch.eye(5))
+
+
 def test_transforms_of_torch_func_are_refused() -> None:
     x = JaggedTensor.from_lengths(torch.randn(5), [3, 2])
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,3 +111,29 @@ def test_clamp_at_its_bounds_is_torch_s() -> None:
     (got,) = torch.autograd.grad(JaggedTensor.from_lengths(x, [2, 3]).clamp(0.0, 1.0).values.sum(), x)
     (want,) = torch.autograd.grad(x.clamp(0.0, 1.0).sum(), x)
     assert torch.equal(got, want)
+
+
+AT_EDGES: dict[str, Callable[[Any], Any]] = {
+    **{name: getattr(torch, name) for name in ("log1p", "expm1", "sinc")},
+    **{name: getattr(F, name) for name in ("elu", "celu", "selu", "softplus", "logsigmoid", "mish")},
+    **{name: getattr(F, name) for name in ("relu6", "hardtanh", "hardsigmoid", "hardswish")},
+    "binary_cross_entropy_with_logits": lambda x: F.binary_cross_entropy_with_logits(x, x.detach() * 0 + 0.3, reduction="none"),
+    "soft_margin_loss": lambda x: F.soft_margin_loss(x, x.detach() * 0 + 1, reduction="none"),
+    "logaddexp": lambda x: torch.logaddexp(x, x.detach() * 0),
+    "atan2": lambda x: torch.atan2(x, x.detach() * 0),
+    "std": lambda x: x.unsqueeze(-1).std(-1, correction=0),  # of one element
+}
+
+
+@pytest.mark.parametrize("name", AT_EDGES)
+def test_gradients_where_functions_change_their_form(name: str) -> None:
+    """At 0 and at bounds, and where 1 + x or e^x is rounded to 1."""
+    function = AT_EDGES[name]
+    edges = [0.0, -0.0, 1e-9, -1e-9, 1e-30, 3e-8, -3e-8, 0.1, 0.5, 1.0, 3.0, 6.0, 17.0, 30.0, 80.0]
+    signed = edges if name in ("log1p", "expm1") else [*edges, *(-x for x in edges)]
+    x, theirs = (torch.tensor(signed, requires_grad=True) for _ in range(2))
+    found, wanted = function(rows(x)).values, function(theirs)
+    torch.testing.assert_close(found.detach(), wanted.detach())
+    found.sum().backward()
+    wanted.sum().backward()
+    torch.testing.assert_close(x.grad, theirs.grad)

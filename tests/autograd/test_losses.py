@@ -96,3 +96,20 @@ def test_a_distance_of_the_callers_own() -> None:
     rows = [JaggedTensor.from_lengths(x, LENGTHS) for x in (X, Y, Z)]
     got = jit(lambda *args: F.triplet_margin_with_distance_loss(*args, distance_function=manhattan))(*rows)
     torch.testing.assert_close(got, F.triplet_margin_with_distance_loss(X, Y, Z, distance_function=manhattan))
+
+
+@pytest.mark.parametrize(
+    ("backend", "strategy"), [("reference", None), ("cpp", None), ("cpp", "masked"), ("cpp", "persistent_dynamic")]
+)
+def test_losses_against_dense_targets(backend: str, strategy: str | None) -> None:
+    """Dense targets, one for each position: positions past the end of a row do not count."""
+    dense = real(4, 3, seed=5)[:3].clone().requires_grad_()
+    x, flat, other = (v.clone().requires_grad_() for v in (X, X, dense.detach()))
+    program = jit(F.binary_cross_entropy_with_logits, backend=backend, strategy=strategy)
+    loss = program(JaggedTensor.from_lengths(x, LENGTHS), dense)
+    wanted = F.binary_cross_entropy_with_logits(flat, torch.cat([row[:n] for row, n in zip(other, LENGTHS, strict=True)]))
+    torch.testing.assert_close(loss, wanted)
+    loss.backward()
+    wanted.backward()
+    torch.testing.assert_close(x.grad, flat.grad)
+    torch.testing.assert_close(dense.grad, other.grad)

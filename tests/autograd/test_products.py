@@ -67,3 +67,42 @@ def test_the_gradient_of_a_weight_is_written_where_it_is_returned(monkeypatch: p
     assert weight.grad is not None and weight.grad[:, 0, 0].tolist() == [2.0, 3.0]
     backward = next(p for p in programs if p.fusion.name.endswith("_backward"))
     assert len(backward.fusion.definitions) == 1
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_dims_of_size_one_are_shared(traced: bool) -> None:
+    """As in torch: one weight for the sentences of a document, for all rows, for all sequences of each head."""
+    generator = torch.Generator().manual_seed(2)
+
+    def real(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, dtype=torch.float64, generator=generator)
+
+    sentences, inner = torch.tensor([2, 0, 3]), [4, 0, 1, 2, 3]
+    document = torch.repeat_interleave(torch.tensor([0, 0, 2, 2, 2]), torch.tensor(inner))
+
+    def nested(x: torch.Tensor) -> JaggedTensor:
+        return JaggedTensor.from_lengths(x, (sentences, torch.tensor(inner)))
+
+    def rows(x: torch.Tensor) -> JaggedTensor:
+        return JaggedTensor.from_lengths(x, inner)
+
+    def heads(x: torch.Tensor) -> JaggedTensor:
+        return JaggedTensor.from_lengths(x, inner).transpose(1, 2)
+
+    cases: list[tuple[torch.Tensor, torch.Tensor, Any, Any]] = [
+        (real(10, 3), real(3, 1, 3, 2), nested, lambda x, w: torch.einsum("td,tde->te", x, w[document, 0])),
+        (real(10, 3), real(1, 3, 2), rows, lambda x, w: x @ w[0]),
+        (real(10, 2, 3), real(1, 2, 3, 4), heads, lambda x, w: torch.einsum("thd,hde->the", x, w[0])),
+    ]
+    for values, weight, make, oracle in cases:
+        leaves, other = ([t.clone().requires_grad_() for t in (values, weight)] for _ in range(2))
+        function = jit(torch.matmul) if traced else torch.matmul
+        found = function(make(leaves[0]), leaves[1])
+        found = (found.transpose(1, 2) if values.ndim == 3 else found).contiguous().values
+        wanted = oracle(*other)
+        torch.testing.assert_close(found, wanted)
+        upstream = real(*wanted.shape)
+        for ours, theirs in zip(
+            torch.autograd.grad(found, leaves, upstream), torch.autograd.grad(wanted, other, upstream), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)

@@ -56,6 +56,16 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
     ),
     "table of one dim": (lambda f: ops.embedding(indices(f, 2), dense(f, 4)), ShapeError, "[entries, features]"),
     "gather of other rank": (lambda f: ops.gather(rows(f), 1, indices(f, 4)), ShapeError, "the same number of dims"),
+    "gather of features by dense indices": (
+        lambda f: ops.gather(rows(f, 2), 2, indices(f, None, 5, 1)),
+        ShapeError,
+        "dim 1 is ragged in the first and dense in the second: use JaggedTensor.from_padded",
+    ),
+    "dense classes of ragged logits": (
+        lambda f: ops.cross_entropy(rows(f, 2), indices(f, None, 5)),
+        ShapeError,
+        "cross_entropy of (B, r0, 2) and (?, 5, 1): dim 1 is ragged in the first",
+    ),
     "select far away": (lambda f: ops.select(dense(f, 2, 3), 0, 5), ShapeError, "no position 5 in dim 0"),
     "select before the start": (lambda f: ops.select(dense(f, 2, 3), 1, -4), ShapeError, "no position -4 in dim 1"),
     "pad by less": (lambda f: ops.pad(rows(f), 1, -1, 0), ShapeError, "use slice"),

@@ -143,6 +143,29 @@ def test_fused_rowwise_adagrad() -> None:
     torch.testing.assert_close(ours.state_dict()["sum_of_squares"], torch.tensor(total))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("converted", [True, False])
+def test_rowwise_adagrad_of_tables_of_other_dtypes(dtype: torch.dtype, converted: bool) -> None:
+    module = ragged.EmbeddingBag(10, 4, mode="sum", fused_optimizer="rowwise_adagrad", lr=0.5, dtype=None if converted else dtype)
+    module = module.to(dtype)
+    assert module.sum_of_squares.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    gradient = torch.bincount(IDS, minlength=10).to(torch.float64) / 3  # of every feature
+    weight, squares = module.weight.detach().double(), torch.zeros(10, dtype=torch.float64)
+    for _ in range(3):
+        (module(bags()) / 3).sum().backward()
+        squares += gradient.square()
+        weight -= (0.5 * gradient / (squares.sqrt() + 1e-10))[:, None]
+    tolerance = {"rtol": 1e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(module.weight.detach().double(), weight, **tolerance)
+    torch.testing.assert_close(module.sum_of_squares.double(), squares, rtol=tolerance["rtol"], atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"sparse": True}, {"fused_optimizer": "sgd"}])
+def test_gradients_scaled_by_frequency_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(CallError, match="embedding_bag: scale_grad_by_freq is not supported"):
+        ragged.EmbeddingBag(10, 4, mode="sum", scale_grad_by_freq=True, **options)(bags())
+
+
 def test_fused_updates_have_the_same_bits_for_any_number_of_threads() -> None:
     def trained(threads: int) -> Tensor:
         torch.manual_seed(0)

@@ -258,6 +258,11 @@ def detach(x: TensorView) -> TensorView:
     return elementwise("detach", x.dtype, x) if x.dtype.is_floating_point else x
 
 
+def graded(x: TensorView, like: TensorView) -> TensorView:
+    """`x` with the gradient of `like`: for what is computed in another way than it is differentiated."""
+    return elementwise("graded", x.dtype, x, like)
+
+
 def under_mode(result: Any) -> Any:
     """The results of an operation; under `torch.no_grad()` in a traced function they are constants."""
     if records_gradients():
@@ -301,7 +306,7 @@ def log1p(x: TensorView) -> TensorView:
     away = sub(one, 1.0)
     # (log u) * x / (u - 1) compensates for the rounding of u = 1 + x; no compensation is needed where u - 1 is infinite.
     near = mul(log(one), div(x, away))
-    return where(eq(away, 0.0), x, where(isinf(away), log(one), near))
+    return graded(where(eq(away, 0.0), x, where(isinf(away), log(one), near)), log(one))
 
 
 def expm1(x: TensorView) -> TensorView:
@@ -311,7 +316,7 @@ def expm1(x: TensorView) -> TensorView:
     less = sub(power, 1.0)
     near = mul(less, div(x, log(power)))
     far = logical_or(isinf(power), eq(less, -1.0))
-    return where(eq(less, 0.0), x, where(far, less, near))
+    return graded(where(eq(less, 0.0), x, where(far, less, near)), power)
 
 
 def exp2(x: TensorView) -> TensorView:
@@ -338,6 +343,12 @@ def softplus(x: TensorView, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     """`torch.nn.functional.softplus`."""
     scaled = mul(x, beta)
     return where(gt(scaled, threshold), x, div(log1p(exp(minimum(scaled, threshold))), beta))
+
+
+def log_sigmoid(x: TensorView) -> TensorView:
+    """`torch.nn.functional.logsigmoid`."""
+    below = where(eq(x, 0.0), mul(x, 0.5), minimum(x, 0.0))  # both sides of 0 share the gradient
+    return sub(below, log1p(exp(neg(abs(x)))))
 
 
 def leaky_relu(x: TensorView, negative_slope: float = 0.01) -> TensorView:

@@ -51,7 +51,7 @@ def cross_entropy(
     classes = count(x, (x.ndim - 1,), whole, whole.dtype)
     if probabilities:
         return typed(_of_probabilities(logits, whole, target, weight, reduction, label_smoothing, classes), dtype)
-    picked = squeeze(gather(logits, -1, unsqueeze(target, -1)), -1)
+    picked = squeeze(gather(logits, -1, unsqueeze(target, -1), name="cross_entropy"), -1)
     spread = None if not label_smoothing else div(_cost_of_all(logits, whole, weight, classes), classes)
     return typed(
         _of_classes(sub(whole, picked), target, weight, ignore_index, reduction, classes, spread, label_smoothing), dtype
@@ -69,7 +69,7 @@ def nll_loss(
     """`torch.nn.functional.nll_loss` of rows: as `cross_entropy`, of log-probabilities."""
     _check("nll_loss", x, target, weight, reduction, x.ndim - 1)
     dtype = floating("nll_loss", x)
-    picked = typed(squeeze(gather(x, -1, unsqueeze(target, -1)), -1), carried_dtype(dtype))
+    picked = typed(squeeze(gather(x, -1, unsqueeze(target, -1), name="nll_loss"), -1), carried_dtype(dtype))
     classes = count(x, (x.ndim - 1,), picked, picked.dtype)
     return typed(_of_classes(neg(picked), target, weight, ignore_index, reduction, classes), dtype)
 

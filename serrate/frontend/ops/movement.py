@@ -165,19 +165,24 @@ def embedding(indices: TensorView, weight: TensorView) -> TensorView:
     return index(weight, indices, 0, name="embedding")
 
 
-def gather(x: TensorView, dim: int, indices: TensorView) -> TensorView:
+def gather(x: TensorView, dim: int, indices: TensorView, *, name: str = "gather") -> TensorView:
     """`torch.gather`: `out[i, j, k] = x[i, indices[i, j, k], k]` for `dim` 1; in a ragged dim, positions of the same row."""
-    dim = dim_of("gather", x, dim)
-    indices = _integers("gather", indices)
+    dim = dim_of(name, x, dim)
+    indices = _integers(name, indices)
     if x.ndim != indices.ndim:
-        raise ShapeError(f"gather of {both(x, indices)}: tensor and indices must have the same number of dims")
-    for k, (own, other) in enumerate(zip(x.domains, indices.domains, strict=True)):
-        if k != dim:
-            later = f"gather of {both(x, indices, later=True)}, dim {k}"
-            match(x.fusion, f"gather of {both(x, indices)}, dim {k}", own, other, later)
-    domains = _gathered(x, dim, indices)
+        raise ShapeError(f"{name} of {both(x, indices)}: tensor and indices must have the same number of dims")
     # If rows are selected, positions must lie in the selected row.
     inside = counted(x, dim)
+    for k, (own, other) in enumerate(zip(x.domains, indices.domains, strict=True)):
+        if own.is_ragged and not other.is_ragged and k != dim and k not in inside:
+            raise ShapeError(
+                f"{name} of {both(x, indices)}: dim {k} is ragged in the first and dense in the second: use "
+                "JaggedTensor.from_padded(y, jt.lengths) for the second"
+            )
+        if k != dim:
+            later = f"{name} of {both(x, indices, later=True)}, dim {k}"
+            match(x.fusion, f"{name} of {both(x, indices)}, dim {k}", own, other, later)
+    domains = _gathered(x, dim, indices)
     places: Places = tuple(
         _at(indices, domains) if k == dim else _same_position(d) if k in inside else d for k, d in enumerate(domains)
     )

@@ -17,12 +17,13 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import SUM
 from serrate.ir.tile import Accumulate
-from serrate.ir.values import Places, Role, Value, call, carried_dtype
+from serrate.ir.values import Index, Places, Role, Value, call, carried_dtype
 from serrate.ir.view import TensorView
 
 
 def matmul(x: TensorView, w: TensorView) -> TensorView:
-    """Rows of `x` times `w`: [k, j] shared by all rows, or [component, k, j], one per component.
+    """Rows of `x` times `w`: [k, j] shared by all rows, or [component, k, j], one per component. A leading dim of `w` with size 1
+    is shared by all positions of that dim.
 
     Any of the dims may be ragged: `matmul(q, transpose(k, 1, 2))` is rows by rows of one component, a product structure;
     `matmul(transpose(x, 1, 2), y)` contracts the rows of each component.
@@ -65,16 +66,17 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         )
     # Rows by the same rows, one weight used twice: two indices over one extent.
     (j,) = apart(fusion, [j], x.domains)
-    index: tuple[IterDomain, ...] = (k, j)
+    index: Index = (k, j)
     if w.ndim > 3:
         j = _beside(x, w, j)
-        index = (*x.domains[:-2], k, j)
+        index = (*(_shared(d, own) for d, own in zip(x.domains[:-2], w.domains[:-2], strict=True)), k, j)
     elif w.ndim == 3:
         component = _component(x)
-        require_equal(fusion, "matmul: the numbers of rows and of weights", component, w.domains[0])
+        if not w.domains[0].is_single:
+            require_equal(fusion, "matmul: the numbers of rows and of weights", component, w.domains[0])
         if isinstance(j, RaggedIterDomain) and j.component.uid != component.uid:
             j = under(component, j, fusion.fresh("r"))
-        index = (component, k, j)
+        index = (_shared(component, w.domains[0]), k, j)
     kept = (*x.domains[:-1], j)
     state = fusion.tensor(carried, kept)
     product = call("mul", as_dtype(operand(x, x.domains), carried), as_dtype(operand(w, index), carried), dtype=carried)
@@ -95,7 +97,7 @@ def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
     leading = x.domains[:-2]
     for dim, (own, other) in enumerate(zip(leading, w.domains[:-2], strict=True)):
         now, later = (f"matmul of {both(x, w, later=later)}, dim {dim}" for later in (False, True))
-        if own.is_ragged or other.is_ragged:
+        if own.is_ragged or other.is_ragged or other.is_single:
             match(x.fusion, now, own, other, later)
         else:
             require_equal(x.fusion, f"{now}: the sizes", own, other, f"{later}: the sizes")
@@ -105,6 +107,11 @@ def _beside(x: TensorView, w: TensorView, j: IterDomain) -> IterDomain:
     rows = next((d for d in x.domains[-2:] if isinstance(d, RaggedIterDomain)), None)
     owner = leading[place] if place is not None else j.component if rows is None else rows.component
     return j if j.component.uid == owner.uid else under(owner, j, x.fusion.fresh("r"))
+
+
+def _shared(domain: IterDomain, own: IterDomain) -> IterDomain | None:
+    """The index of a weight's leading dim: None for a dim of size 1, which all positions of `domain` share."""
+    return None if own.is_single and own.uid != domain.uid else domain
 
 
 def _component(x: TensorView) -> IterDomain:

@@ -128,5 +128,8 @@ def std(x: TensorView, dim: Dims | None = None, correction: Number = 1, keepdim:
     """`torch.std`: the root of `var`, rounded once."""
     dims = dims_of("std", x, dim)
     count, _, squares = moments(x, dims)
-    result = sqrt(div(squares, maximum(sub(count, correction), 0.0)))
+    variance = div(squares, maximum(sub(count, correction), 0.0))
+    # Where nothing varies, the gradient is 0, as in torch.
+    still = eq(variance, 0.0)
+    result = where(still, 0.0, sqrt(where(still, 1.0, variance)))
     return keep(x, typed(result, x.dtype), dims, keepdim)

@@ -204,7 +204,8 @@ def rad2deg(x: TensorView) -> TensorView:
 def sinc(x: TensorView) -> TensorView:
     """`torch.sinc`: sin(pi x) / (pi x), and 1 at 0."""
     angle = mul(as_float(x), math.pi)
-    return where(eq(angle, 0.0), 1.0, div(sin(angle), angle))
+    at_0 = eq(angle, 0.0)
+    return where(at_0, 1.0, div(sin(angle), where(at_0, 1.0, angle)))
 
 
 def float_power(a: Operand, b: Operand) -> TensorView:

@@ -147,6 +147,10 @@ def embedding_bag(
     """Bags are the rows of a ragged `input`, those of a dense one of two dims, or parts of a flat one, by `offsets`."""
     if max_norm is not None:
         raise CallError("embedding_bag: max_norm changes the table while it is read; scale the table before the call")
+    if scale_grad_by_freq:
+        raise CallError(
+            "embedding_bag: scale_grad_by_freq is not supported; divide the gradient of the table by the counts of its rows"
+        )
     if (offsets is not None) != (input.ndim == 1):
         raise CallError(f"embedding_bag: offsets divide a tensor of one dim into bags, and only that; got {shown(input)}")
     if offsets is not None:

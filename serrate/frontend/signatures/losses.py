@@ -99,7 +99,7 @@ def binary_cross_entropy_with_logits(
     name = "binary_cross_entropy_with_logits"
     _refuse_deprecated(name, size_average, reduce)
     x, t = _exact(input), _exact(target)
-    no = ops.add(ops.log1p(ops.exp(ops.neg(ops.abs(x)))), ops.clamp(ops.neg(x), 0.0))  # -log(sigmoid(x))
+    no = ops.neg(ops.log_sigmoid(x))
     if pos_weight is not None:
         no = ops.mul(no, ops.add(ops.mul(ops.sub(pos_weight, 1.0), t), 1.0))
     cost = ops.add(ops.mul(ops.sub(1.0, t), x), no)
@@ -241,8 +241,8 @@ def multi_margin_loss(
     if p not in (1, 2):
         raise CallError(f"multi_margin_loss: p must be 1 or 2, got {p}")
     x = _exact(input)
+    own = ops.gather(x, -1, ops.unsqueeze(target, -1), name="multi_margin_loss")
     _require_classes("multi_margin_loss", input, target, None)
-    own = ops.gather(x, -1, ops.unsqueeze(target, -1))
     gaps = ops.clamp(ops.add(ops.sub(x, own), margin), 0.0)
     # The class itself has the margin as its gap, and does not count.
     cost = ops.sub(ops.sum(gaps if p == 1 else ops.square(gaps), -1), max(margin, 0.0) ** p)
@@ -268,7 +268,10 @@ def multilabel_margin_loss(
     number = pulled(x.fusion, torch.int64, (classes,), position(classes))
     is_class = ops.cast(ops.eq(ops.unsqueeze(inside, -1), number), x.dtype)
     among = ops.sum(ops.mul(is_class, ops.unsqueeze(listed, -1)), -2)
-    gaps = ops.clamp(ops.add(ops.sub(ops.unsqueeze(x, -2), ops.unsqueeze(ops.gather(x, -1, inside), -1)), 1.0), 0.0)
+    gaps = ops.clamp(
+        ops.add(ops.sub(ops.unsqueeze(x, -2), ops.unsqueeze(ops.gather(x, -1, inside, name="multilabel_margin_loss"), -1)), 1.0),
+        0.0,
+    )
     counted = ops.mul(ops.unsqueeze(listed, -1), ops.unsqueeze(ops.cast(ops.eq(among, 0.0), x.dtype), -2))
     cost = ops.div(ops.sum(ops.mul(gaps, counted), (-2, -1)), input.size_of(-1))
     return _reduced("multilabel_margin_loss", input, cost, reduction)

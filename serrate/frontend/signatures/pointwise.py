@@ -13,7 +13,7 @@ import torch
 from serrate.errors import CallError, DtypeError, TraceError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Number, Operand, refuse_in_place, torch_dtype
-from serrate.frontend.ops.elementwise import brought, typed
+from serrate.frontend.ops.elementwise import brought, graded, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.shapes import shown
 from serrate.ir.values import constant
@@ -154,17 +154,25 @@ def relu6(input: TensorView, inplace: bool = False) -> TensorView:
 
 def hardtanh(input: TensorView, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TensorView:
     refuse_in_place("hardtanh", inplace)
-    return ops.clamp(input, min_val, max_val)
+    if not input.dtype.is_floating_point:
+        return ops.clamp(input, min_val, max_val)
+    # Unlike those of `clamp`, the bounds themselves have no gradient.
+    return ops.where(ops.le(input, min_val), min_val, ops.where(ops.ge(input, max_val), max_val, input))
 
 
 def hardsigmoid(input: TensorView, inplace: bool = False) -> TensorView:
     refuse_in_place("hardsigmoid", inplace)
-    return ops.div(ops.clamp(ops.add(input, 3.0), 0.0, 6.0), 6.0)
+    return ops.div(hardtanh(ops.add(input, 3.0), 0.0, 6.0), 6.0)
 
 
 def hardswish(input: TensorView, inplace: bool = False) -> TensorView:
     refuse_in_place("hardswish", inplace)
-    return ops.div(ops.mul(input, ops.clamp(ops.add(input, 3.0), 0.0, 6.0)), 6.0)
+    found = ops.div(ops.mul(input, ops.clamp(ops.add(input, 3.0), 0.0, 6.0)), 6.0)
+    # Where parts meet, torch takes the gradient of the outer one.
+    inner = ops.where(ops.lt(ops.abs(input), 3.0), input, 0.0)
+    curve = ops.div(ops.mul(inner, ops.add(inner, 3.0)), 6.0)
+    parts = ops.where(ops.le(input, -3.0), 0.0, ops.where(ops.lt(input, 3.0), curve, input))
+    return graded(found, parts)
 
 
 def silu(input: TensorView, inplace: bool = False) -> TensorView:
@@ -208,7 +216,7 @@ def softplus(input: TensorView, beta: float = 1.0, threshold: float = 20.0) -> T
 
 
 def logsigmoid(input: TensorView) -> TensorView:
-    return ops.sub(ops.minimum(input, 0.0), ops.log1p(ops.exp(ops.neg(ops.abs(input)))))
+    return ops.log_sigmoid(input)
 
 
 def softsign(input: TensorView) -> TensorView:
