@@ -682,7 +682,7 @@ class _TritonPrinter:
             self.last[node.symbol] = most
         if not node.lanes or isinstance(node.expr, Search):
             text = self.index(node.expr, node.lanes)
-            # A loop up to a plain number would count in 32 bits what is bound in 64 after it.
+            # Triton gives a loop up to a literal a 32-bit index; the same name is bound to 64 bits after the loop.
             text = text if node.expr.value is None else f"sr_wide({text})"
             self.put(f"{self.variables.get(node.symbol, node.symbol.name)} = {text}")
             return
@@ -865,7 +865,7 @@ class _TritonPrinter:
         if value.function not in FUNCTIONS:
             raise VerificationError(f"the triton backend has no function {value.function!r}")
         if value.function in LIBDEVICE_BINARY and value.dtype.is_floating_point:
-            # A plain number would be float32 there, whatever it meets.
+            # A literal would be float32 there, whatever the dtype of the other operand.
             kind = TYPES[carried_dtype(value.dtype)]
             args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
         if value.function in POWERS and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:
@@ -943,7 +943,7 @@ class _TritonPrinter:
             # Atomic additions do not convert.
             self.put(f'tl.atomic_add({pointer}, ({value}).to({TYPES[node.tensor.dtype]}){masked}, sem="relaxed")')
         else:
-            # Rows side by side begin and end inside sectors that other programs write too: those meet in cache.
+            # Adjacent rows share sectors at their ends with other programs' stores, which should combine in cache: do not stream.
             apart = any(self.lanes_of.get(s) and s not in self.last for e in node.index for s in e.symbols)
             is_streamed = node.tensor.role is Role.OUTPUT and len(node.lanes) > 1 and not apart
             streamed = ', cache_modifier=".cs"' if is_streamed else ""
@@ -1072,7 +1072,7 @@ class _TritonPrinter:
         else:
             common = torch.promote_types(left_dtype, right_dtype)
             if common == torch.float32:
-                # So is what meets an operand of sixteen bits, unless it has more of them in memory.
+                # A computed float32 operand is rounded to the 16-bit dtype of the other, unless it is read from wider memory.
                 both = ((node.left, left_dtype), (node.right, right_dtype))
                 common = next((own for v, own in both if own.itemsize == 2 and not _reads_wide(both, own)), common)
             left, right = (
@@ -1106,7 +1106,7 @@ class _TritonPrinter:
         mask = self._mask(own, lanes, set(lanes))
         text = self._full(value, lanes, own)
         text = f"tl.where({mask}, {text}, 0)" if mask and self._missing(value, lanes, own) != 0 else text
-        # A product rounds what is computed in float32 for sixteen bits: matrix units take operands that have them.
+        # Values of 16-bit dtypes are computed in float32; round them, because matrix units take 16-bit operands.
         if wide != value.dtype and not self.interpreted:
             return f"({text}).to({TYPES[value.dtype]})", value.dtype
         return text, wide
