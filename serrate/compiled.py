@@ -263,7 +263,7 @@ class FusionStage(CompiledStage):
         return None
 
     def _usual(self, call: BoundCall, backend: str) -> tuple[RowStatistics | None, Choice]:
-        """What the host knows about the rows of a call, and what is chosen without measuring."""
+        """The row statistics of a call that the host knows, and the heuristic's choice of a plan."""
         binder, target, facts = self.binder, BACKENDS[backend], self._facts
         rows, about = None, dict[str, Any]()
         if facts is not None:

@@ -321,7 +321,7 @@ class CompiledStage(ABC):
         return [s if s in self.arguments.symbols else launched[s] for s in program.symbols]
 
     def explained(self, call: BoundCall, backend: str, ready: Prepared, why: str, known: Tuning | None) -> StageFacts:
-        """What `explain` reads: what runs for a call and why, and what is `known` about other plans."""
+        """The facts that `explain` reports: what runs for a call and why, and the `known` results for other plans."""
         from serrate.report.collect import StageFacts  # imported here because `import serrate` must stay fast
 
         def data(program: LoopProgram) -> tuple[dict[Array, InMemory], dict[Symbol, int]]:

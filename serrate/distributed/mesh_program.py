@@ -1,8 +1,8 @@
 """Fusions over a mesh: a fusion whose loop over groups is spread over ranks, cut where data must cross between them.
 
-In: a fusion with a `regroup` whose loop over groups is parallelized as "mesh", and a mesh. Out: a program for each rank. What
-comes before the regroup runs on this rank's group, what comes after on the components it owns; both are compiled as usual. The
-regroup itself is the exchange from unaligned to aligned, whose gradient is the exchange back.
+In: a fusion with a `regroup` whose loop over groups is parallelized as "mesh", and a mesh. Out: a program for each rank. The
+part before the regroup runs on this rank's group, the part after it on the components that the rank owns; both are compiled as
+usual. The regroup itself becomes the exchange from unaligned to aligned; its gradient is the reverse exchange.
 """
 
 from __future__ import annotations

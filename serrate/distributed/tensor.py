@@ -117,7 +117,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _not_traced(function: _Function) -> _Function:
-    """`torch.compile` leaves its graph here and comes back: layouts are decided by counts, which are data."""
+    """Breaks the graph under `torch.compile`: layouts depend on counts, which are data."""
     disable: Callable[..., Any] = torch.compiler.disable
     return cast(_Function, disable(function))
 

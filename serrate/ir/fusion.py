@@ -143,7 +143,7 @@ Step = tuple[str, tuple[str | int, ...]]
 
 
 class LoopSchedule(Protocol):
-    """What a fusion knows about its schedule by hand; `schedule.hand` implements it."""
+    """The interface of a fusion's schedule by hand; `schedule.hand` implements it."""
 
     @property
     def steps(self) -> tuple[Step, ...]: ...

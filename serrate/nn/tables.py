@@ -83,8 +83,8 @@ class EmbeddingBag(nn.EmbeddingBag):
             )
         if per_sample_weights is not None and per_sample_weights.requires_grad:
             raise CallError(
-                "EmbeddingBag: per_sample_weights require grad, which needs the table that a fused optimiser has changed by then "
-                ": use sparse=True, or detach them"
+                "EmbeddingBag: the gradient of per_sample_weights needs the table, which a fused optimiser has already updated; "
+                "use sparse=True, or detach per_sample_weights"
             )
 
     @torch.no_grad()

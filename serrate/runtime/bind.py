@@ -1,9 +1,8 @@
 """Binding: the arguments of a call to the extents, arrays and structures of a program, checked.
 
-In: named tensors and numbers. Out: a `BoundCall`, and from it what any symbol, extent or array of the program is in that call.
-`Arguments` does this for every program, also for those of kernels; `Binder` adds what a fusion knows about its inputs. Everything
-that can be wrong with a call of a fusion is found here, before anything runs. What depends on lengths is checked once for each
-tensor of offsets.
+In: named tensors and numbers. Out: a `BoundCall`, which gives the value of every symbol, extent and array of the program.
+`Arguments` serves all programs, including those of kernels; `Binder` adds the declared inputs of a fusion. All errors in the
+arguments of a fusion are found here, before anything runs. Checks that depend on lengths run once for each tensor of offsets.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def _sweep_once(folder: Path) -> None:
 
 @contextmanager
 def _abandoned(work: Path) -> Iterator[bool]:
-    """Whether nobody works in the folder of a build; if so, nobody can begin to until the end of the `with` statement."""
+    """Whether no process is using the folder of a build; if so, it stays locked until the end of the `with` statement."""
     # Taking the lock would create the file; a build whose lock does not exist yet has only just begun.
     if not (work / _BUILD_LOCK).exists():
         yield _age(work) > 60

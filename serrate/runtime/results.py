@@ -134,7 +134,7 @@ def groups(view: TensorView) -> Groups:
         strange = next((j for j in between if logical[j].is_ragged or logical[j].uid in every), None)
         if strange is not None:
             raise ShapeError(
-                f"a result of shape {shape_text(logical)} cannot be returned: dim {strange} holds or counts rows, and stands "
+                f"a result of shape {shape_text(logical)} cannot be returned: dim {strange} holds or counts rows, but is "
                 "between other rows and the dim that counts them; permute the dims so that it comes before or after both"
             )
         before = tuple(sum(j < at for j in between) for at in inside[1:])

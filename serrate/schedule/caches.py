@@ -48,7 +48,7 @@ def cache_before(fusion: Fusion, tensor: Tensor) -> TensorView:
     definition = fusion.definition_of(tensor)
     if definition is None:
         what = "an input" if tensor.memory.role is Role.INPUT else "a view"
-        raise ScheduleError(f"cache_before: {tensor.name} is {what}; only what is computed has something before it")
+        raise ScheduleError(f"cache_before: {tensor.name} is {what}, which no statement computes")
     statement = definition.statement
     if len(statement.targets) > 1:
         names = ", ".join(t.name for t in statement.targets)

@@ -130,9 +130,9 @@ def choose(
     distribution: str | None = None,
     mean: int | None = None,
 ) -> Choice:
-    """A strategy, its options and why; `workers` is the number of workers of a GPU, `carried` what each carries along its row.
-    What the user says about the `distribution` of lengths counts more than what is known about those of this call: it is said
-    about calls to come. Sizes are chosen for rows of length `mean`, by default the mean of these.
+    """A strategy, its options and the reason. `workers` is the number of workers of a GPU, `carried` the kind of value that each
+    carries along its row. The user's `distribution` overrides the lengths of this call, because it also describes later calls.
+    Sizes are chosen for rows of length `mean`, by default the mean of `rows`.
 
     >>> from serrate.schedule.target import CPU
     >>> choose(RowStatistics(1000, 128_000, 130, 256), CPU)[:2]

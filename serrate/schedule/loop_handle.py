@@ -168,7 +168,7 @@ class LoopHandle:
         if tensor.role is Role.INPUT or any(v.tensor.memory is tensor.memory for v in self.fusion.outputs):
             what = "an input" if tensor.role is Role.INPUT else "an output"
             raise ScheduleError(
-                f"set_allocation: {tensor.name} is {what}, whose memory is the caller's; cache it, and say this of the copy"
+                f"set_allocation: {tensor.name} is {what}, whose memory the caller owns; set the allocation of a cached copy"
             )
         if tensor.base is not None:
             raise ScheduleError(f"set_allocation: {tensor.name} is a view of {tensor.memory.name}; set the allocation of that")

@@ -50,7 +50,7 @@ def one_pass(program: TileProgram, phase: str, first: str, second: str) -> TileP
         if at is None or then is None or then < at:
             raise ScheduleError(f"phase {phase}: {second} does not follow {first} in the same loop")
         if _changes(body[at + 1 : then], x):
-            raise ScheduleError(f"phase {phase}: what {first} reads may be something else in {second}")
+            raise ScheduleError(f"phase {phase}: the values that {first} reads may change before {second}")
         return (*body[:at], *before, merged, *body[at + 1 : then], _added(other.local, result), *body[then + 1 :])
 
     return swap(program, phase, replace(found, body=changed(found.body)))

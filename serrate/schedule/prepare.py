@@ -198,8 +198,8 @@ def inline_elementwise(recorder: Recorder) -> None:
 
 
 def align_products(recorder: Recorder) -> bool:
-    """Matrix products that meet in an elementwise result, such as a gate and what it gates, run over the dims of that result, so
-    that one worker can compute a block of each. Returns whether any did not."""
+    """Makes matrix products that one elementwise result combines, such as gate and up projections, run over the dims of that
+    result, so that one worker can compute a block of each. Returns whether any loops changed."""
     found = False
     for phase in reversed(recorder.program.phases):
         loops = chain(phase)
@@ -209,7 +209,7 @@ def align_products(recorder: Recorder) -> bool:
 
 
 def _align(recorder: Recorder, leaf: Leaf) -> bool:
-    """Makes a statement run over the dims at which all of its readers read it. Returns whether it did not."""
+    """Makes a statement run over the dims at which all of its readers read it. Returns whether its loops changed."""
     made, found = leaf.targets[0], False
     leaves = (each for p in recorder.program.phases for each in p.leaves)
     indices = {r.index for each in leaves for v in each.values for r in v.reads if r.tensor.memory is made}
@@ -243,7 +243,7 @@ def gather_operands(recorder: Recorder) -> None:
 
 
 def round_operands(recorder: Recorder) -> None:
-    """What only matrix products read, rounded to 16 bits, is stored rounded; what has 16 bits already is not copied at all."""
+    """Stores intermediates that only matrix products read, rounded to 16 bits, in 16 bits; inlines copies of 16-bit tensors."""
     for phase in list(recorder.program.phases):
         stored = _stored(phase)
         readers = [p for p in recorder.program.phases if stored is not None and stored.tensor in {t.memory for t in p.reads}]

@@ -195,7 +195,7 @@ def order(program: TileProgram, phase: str, component: str, row: str, size: int)
         if found is None or found.component.uid != loops[k][0].uid:
             raise ScheduleError(f"order: no phase loops over rows {row} of {component}")
         if not _known(leaf.index).knows(loops[k][0]):
-            raise ScheduleError(f"phase {phase} reduces {component}, whose order must stay")
+            raise ScheduleError(f"order: phase {phase} reduces {component}, so its order must not change")
         if found.component.uid != loops[k][0].uid:
             raise ScheduleError(f"phase {phase}: {component} does not count the rows {row}")
         return (*loops[:k], (ragged_transforms.ordered(loops[k][0], found, size), loops[k][1]), *loops[k + 1 :])

@@ -131,7 +131,7 @@ class ProgramLaboratory:
     ) -> None:
         self._prepare, self._arena, self._device = prepare, arena, device
         self.is_built = is_built
-        # A single thread has a clock of its own, on which what others do meanwhile does not count.
+        # For a single thread, use its CPU clock, which does not count the time of other processes.
         self._clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
         self._ready: dict[Candidate, Prepared] = {}
         self._plans: dict[Plan, Candidate] = {}

@@ -46,8 +46,8 @@ def publish(tuning: Tuning) -> bool:
 
 
 def received(key: ProgramKey, bucket: Bucket, patience: float) -> Tuning | None:
-    """What rank 0 has chosen for this bucket; if it has none for it, what it chose last for this program. Waits for the first
-    choice for a program for at most `patience` seconds; None if there is none then."""
+    """Rank 0's choice for this bucket, or else its latest choice for this program. If rank 0 has not chosen for this program
+    yet, waits for at most `patience` seconds, then returns None."""
     store = default_store()
     if store is None:
         return None

@@ -135,10 +135,10 @@ class Race:
             return
         self.report(f"building {', '.join(map(str, wave))}")
         start = self.laboratory.now()
-        # The first of all is what the call runs with if nothing else is found.
+        # The first candidate is built without a deadline: the call runs it if nothing faster is found.
         failed = self.laboratory.build(wave, max(self.left(), 0.0) if self.timed() else float("inf"))
         if is_new:
-            # Something may have been found on disk: what the next builds take is between this and what was known before.
+            # Averaged with the earlier estimate, because some of these builds may have been found on disk.
             self.per_build = (self.per_build + (self.laboratory.now() - start) / len(wave)) / 2
         for candidate in wave:
             self.samples[candidate] = []
@@ -199,8 +199,8 @@ class Searcher(ABC):
         first: Candidate | None = None,
         report: Callable[[str], None] = lambda text: None,
     ) -> Found:
-        """The fastest candidate found before the deadline, and what was tried. `first` is entered before all others, if it is
-        not the usual choice: what is known to be good for similar calls. `report` is told what is done."""
+        """The fastest candidate found before the deadline, and all candidates that were tried. `first`, a candidate that is good
+        for similar calls, is entered right after the usual choice. `report` is called with progress messages."""
         race = Race(laboratory, deadline, report)
         race.enter([space.usual])
         race.enter([first] if first else [])

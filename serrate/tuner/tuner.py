@@ -158,7 +158,7 @@ class ProgramTuner:
                 if tuning.chosen != used:
                     settings.replan()
             except Exception as error:
-                # A thread has nobody to raise to, and the calls go on with the plan they have.
+                # A background thread cannot raise to the caller; calls continue with their current plan.
                 warnings.warn(f"{self.name} could not be tuned in the background: {error}", CacheWarning, stacklevel=1)
             finally:
                 self._pending.discard(pending)

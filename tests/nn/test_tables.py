@@ -189,7 +189,7 @@ def test_what_fused_optimisers_do_not_take() -> None:
         module(IDS, offsets())
     with pytest.raises(CallError, match="does not work in a traced function"):
         serrate.jit(lambda ids: module(ids))(bags())
-    with pytest.raises(CallError, match="per_sample_weights require grad"):
+    with pytest.raises(CallError, match="the gradient of per_sample_weights needs the table"):
         module(bags(), per_sample_weights=bags().with_values(torch.ones(9, requires_grad=True)))
     with pytest.raises(CallError, match="mode='max'"):
         ragged.EmbeddingBag(10, 4, mode="max", fused_optimizer="sgd")

@@ -396,7 +396,7 @@ def _stretched(element: Read, leaf: Store) -> list[_Tie]:
 
 
 def _closed(domains: Iterable[IterDomain]) -> dict[int, IterDomain]:
-    """The domains and all that they were made from, along with what was made beside them."""
+    """The domains, everything they were derived from, and the other outputs of the same transforms."""
     found: dict[int, IterDomain] = {}
     pending = list(domains)
     while pending:

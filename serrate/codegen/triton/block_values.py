@@ -141,7 +141,7 @@ class ValuePrinter(IndexPrinter):
         if value.function not in FUNCTIONS:
             raise VerificationError(f"the triton backend has no function {value.function!r}")
         if value.function in LIBDEVICE_BINARY and value.dtype.is_floating_point:
-            # A plain number would be float32 there, whatever it meets.
+            # A literal would be float32 there, whatever the dtype of the other operand.
             kind = TYPES[carried_dtype(value.dtype)]
             args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
         if value.function in POWERS and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:

@@ -1,8 +1,7 @@
 """Checks on a GPU as Triton, one launch each.
 
-In: nothing. Out: the source of a module with two kernels. `summary` writes what `validate` needs to know about offsets, all of
-which one program goes through: the first, the last, the shortest and the longest length. `report` writes numbers that others
-computed.
+In: nothing. Out: the source of a module with two kernels. In `summary`, one program reads all offsets and writes what `validate`
+needs: the first, the last, the shortest and the longest length. `report` writes numbers that other kernels computed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from serrate.codegen.triton.module import with_helpers
 
 BLOCK = 4096
-"""How many lengths are looked at at once."""
+"""The number of lengths per block."""
 NUMBERS = 4
 """How many numbers are written."""
 UNSET = -(1 << 63)

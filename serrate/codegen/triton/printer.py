@@ -400,7 +400,7 @@ class _TritonPrinter(ValuePrinter):
             self.last[node.symbol] = most
         if not node.lanes or isinstance(node.expr, Search):
             text = self.index(node.expr, node.lanes)
-            # A loop up to a plain number would count in 32 bits what is bound in 64 after it.
+            # Triton gives a loop up to a literal a 32-bit index; the same name is bound to 64 bits after the loop.
             text = text if node.expr.value is None else f"sr_wide({text})"
             self.put(f"{self.variables.get(node.symbol, node.symbol.name)} = {text}")
             return
@@ -441,7 +441,7 @@ class _TritonPrinter(ValuePrinter):
             # Atomic additions do not convert.
             self.put(f'tl.atomic_add({pointer}, ({value}).to({TYPES[node.tensor.dtype]}){masked}, sem="relaxed")')
         else:
-            # Rows side by side begin and end inside sectors that other programs write too: those meet in cache.
+            # Adjacent rows share sectors at their ends with other programs' stores, which should combine in cache: do not stream.
             apart = any(self.lanes_of.get(s) and s not in self.last for e in node.index for s in e.symbols)
             is_streamed = node.tensor.role is Role.OUTPUT and len(node.lanes) > 1 and not apart
             streamed = ', cache_modifier=".cs"' if is_streamed else ""
@@ -556,7 +556,7 @@ class _TritonPrinter(ValuePrinter):
         else:
             common = torch.promote_types(left_dtype, right_dtype)
             if common == torch.float32:
-                # So is what meets an operand of sixteen bits, unless it has more of them in memory.
+                # A computed float32 operand is rounded to the 16-bit dtype of the other, unless it is read from wider memory.
                 both = ((node.left, left_dtype), (node.right, right_dtype))
                 common = next((own for v, own in both if own.itemsize == 2 and not _reads_wide(both, own)), common)
             left, right = (

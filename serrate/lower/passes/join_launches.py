@@ -1,8 +1,8 @@
 """Join launches: one launch for short rows and for the pieces of long ones, instead of one for each.
 
-In: a loop program. Out: the same; a kernel over a list that is mostly empty, and the kernel before it, become one if neither
-needs anything of the other and neither has matrix products, which take all registers. The first programs share the list, so that
-long rows are not left for the end; each of the others takes a position of the other grid.
+In: a loop program. Out: the same; a kernel over a work list that is mostly empty is joined with the kernel before it, if they are
+independent and have no matrix products, which take all registers. The first programs share the list, so that long rows start
+early; each of the others takes one position of the other grid.
 
     kernel a: grid c < n: s;   kernel b: grid p < parts[n]: t   ->   kernel a: (grid p < parts[n]: t;  grid c < n: s)
 """

@@ -46,9 +46,9 @@ def _body(body: Body, names: Names) -> Body:
 
 
 def _computes(loop: For) -> bool:
-    """Whether a loop itself, and not one inside it, computes something of what the program is given, which masks would add to. A
-    loop that only adds up, multiplies or moves what it reads waits for memory or matrix units, and one over partial results is
-    short. If it reads ahead, a block that is taken out of it would have to wait for memory on its own."""
+    """Whether a loop itself, not a nested one, does arithmetic on the program's inputs, so that masks would cost extra
+    instructions. A loop that only sums, multiplies or moves its inputs is bound by memory or matrix units, and a loop over
+    partial results is short. If loads are pipelined, a peeled block would have to wait for memory on its own."""
     products = [n for n in loop.body if isinstance(n, Dot)]
     if loop.kind is GRID or products:
         return loop.kind is not GRID and not all(_multiplies_memory(n) for n in effects(loop.body))

@@ -35,7 +35,7 @@ def masked(
     if most is not None:
         for shape in shapes(recorder.program):
             if len(shape.own_rows) > 1 or shape.has_other_rows:
-                raise ScheduleError(f"phase {shape.phase} runs over several ragged dims, which are not short or long together")
+                raise ScheduleError(f"phase {shape.phase} runs over several ragged dims, so its rows cannot be split by length")
             for row in shape.own_rows:
                 recorder.do("short_only", shape.phase, row.name, most)
                 short = f"{row.name}r"
