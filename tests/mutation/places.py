@@ -812,7 +812,7 @@ FRONTEND = [
         ("tests/engine/test_attention_dropout.py",),
         ("with_totals(2, parts.scale is not None,", "with_totals(2, False,"),
         (
-            "if v not in own and along.uid not in _domains(v))",
+            "if v not in own and all(d.uid != along.uid for d in domains_in(v)))",
             "if v not in own)",
         ),
     ),

@@ -585,7 +585,7 @@ class _TritonPrinter(ValuePrinter):
         mask = self.mask(own, lanes, set(lanes))
         text = self.full(value, lanes, own)
         text = f"tl.where({mask}, {text}, 0)" if mask and self.missing(value, lanes, own) != 0 else text
-        # A product rounds what is computed in float32 for sixteen bits: matrix units take operands that have them.
+        # Values of 16-bit dtypes are computed in float32; round them, because matrix units take 16-bit operands.
         if wide != value.dtype and not self.interpreted:
             return f"({text}).to({TYPES[value.dtype]})", value.dtype
         return text, wide
