@@ -241,7 +241,7 @@ ELEMENTWISE: dict[str, Rule] = {
     "digamma": _trigamma,
     "finite_or_zero": _finite_or_zero,
     "detach": lambda g, out, x: (None,),
-    "graded": lambda g, out, x, y: (None, g),
+    "differentiated_as": lambda g, out, x, y: (None, g),
     "add": lambda g, out, a, b: (g, g),
     "sub": lambda g, out, a, b: (g, minus(g)),
     "mul": lambda g, out, a, b: (times(g, b), times(g, a)),

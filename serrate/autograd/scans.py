@@ -114,6 +114,7 @@ LIBRARY: dict[str, LibraryRule | None] = {
     "group_by": None,
     "group_first": None,
     "invert": None,
+    "group_and_invert": None,
     "topk": partial(_chosen, 1),
     "sort": partial(_chosen, 0),
     "sort_rows": _sorted_rows,

@@ -92,14 +92,14 @@ FUNCTIONS: dict[str, int] = {
     **dict.fromkeys([*UNARY.split(), *LIBRARY_UNARY], 1),
     "finite_or_zero": 1,
     "detach": 1,
-    "graded": 2,
+    "differentiated_as": 2,
     **dict.fromkeys([*BINARY.split(), *LIBRARY_BINARY], 2),
     "where": 3,
     "random_bits": 3,
 }
 """Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not;
-`exp_below(x, m)` is that too, and NaN where they are infinite. `detach(x)` is x with a derivative of 0, `graded(x, y)` is x with
-the derivative of y; no backend sees them.
+`exp_below(x, m)` is that too, and NaN where they are infinite. `detach(x)` is x with a derivative of 0, `differentiated_as(x, y)`
+is x with the derivative of y; no backend sees them.
 `floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0. `shl` and `shr` shift bits; shifted further than
 there are bits, 0 or the sign is left. `random_bits(seed, word, position)` is 32 random bits as an int32, of which `ir/philox.py`
 says what they are."""

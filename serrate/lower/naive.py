@@ -22,7 +22,7 @@ def naive(
     """One phase per definition, named after the tensor it writes; `swap` gives tensors their role in this stage."""
 
     def resolve(value: Value) -> Value | None:
-        if isinstance(value, Call) and value.function in ("detach", "graded"):
+        if isinstance(value, Call) and value.function in ("detach", "differentiated_as"):
             return rewrite(value.args[0], resolve)
         if isinstance(value, Call) and value.function == "where":
             condition, *chosen = (rewrite(a, resolve) for a in value.args)

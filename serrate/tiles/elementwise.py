@@ -21,7 +21,7 @@ from serrate.ir.expr import Expr, maximum, minimum
 from serrate.ir.fusion import Fusion
 from serrate.ir.loops import Load, number
 from serrate.ir.tile import Axis, Store
-from serrate.ir.values import Call, Constant, Read, Value, call, carried_dtype, constant, rewrite
+from serrate.ir.values import Constant, Read, Value, call, carried_dtype, constant, rewrite
 from serrate.ir.view import TensorView
 from serrate.tiles.values import Traced, as_traced, mentions, plain
 
@@ -40,6 +40,8 @@ CASTS = {
     "short": torch.int16,
     "bool": torch.bool,
 }
+DETACH = "detach()"
+"""What the line of a call of `detach` is noted under. Such a call changes only gradients."""
 WHOLE: dict[str, Callable[[Expr, Expr], Expr | None]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -57,6 +59,8 @@ WHOLE: dict[str, Callable[[Expr, Expr], Expr | None]] = {
 
 def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Applies a function lane by lane, over the broadcast dims of all operands."""
+    if name == "detach":
+        trace.note(DETACH)
     if name in ("clone", "contiguous", "detach"):
         return args[0]
     if name in CASTS:
@@ -161,12 +165,6 @@ def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwar
         with torch._C.DisableTorchFunction():
             found = function(*plain_, **{k: plain(a) if isinstance(a, Traced) else a for k, a in kwargs.items()})
         return constant(found.item(), found.dtype)
-
-    def computed_as(value: Value) -> Value | None:
-        if isinstance(value, Call) and value.function == "graded":
-            return rewrite(value.args[0], computed_as)
-        return values[value.tensor.memory] if isinstance(value, Read) else None
-
     with Fusion("pointwise") as fusion:
         try:
             made = operation(*map(view, args), **{k: view(a) for k, a in kwargs.items()})
@@ -175,7 +173,7 @@ def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwar
     for definition in fusion.definitions:
         statement = definition.statement
         assert isinstance(statement, Store), f"{name} is not elementwise"
-        values[statement.tensor] = rewrite(statement.value, computed_as)
+        values[statement.tensor] = rewrite(statement.value, lambda v: values[v.tensor.memory] if isinstance(v, Read) else None)
     return values[made.tensor.memory]
 
 

@@ -63,6 +63,7 @@ from serrate.ir.values import (
     rewrite,
 )
 from serrate.ir.view import TensorView
+from serrate.tiles.elementwise import DETACH
 from serrate.tiles.whole_tiles import LoopEnds, NotLifted, require_whole_tiles, updated
 
 Line = int | None
@@ -164,6 +165,8 @@ class _Lifting:
 
     def run(self) -> LiftedLoop:
         (phase,) = self.program.phases
+        if DETACH in self.lines:
+            raise self.refuse("detach() in a kernel is ignored; detach the tensor before the kernel", self.lines[DETACH])
         require_whole_tiles(self.program, self.lines)
         with self.fusion:
             self._find_rows(phase.body)

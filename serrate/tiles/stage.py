@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,9 +18,9 @@ from serrate import logs
 from serrate.engine import ONE_PLAN, BuiltProgram, CallFacts, CompiledStage, default_backend
 from serrate.errors import KernelError, StrategyError
 from serrate.ir.expr import Array, Environment
-from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, nodes, values_of
-from serrate.ir.tile import TileProgram
-from serrate.ir.values import Tensor
+from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, map_values, nodes, values_of
+from serrate.ir.tile import Statement, TileProgram, inner, with_inner
+from serrate.ir.values import Call, Tensor, Value, rewrite
 from serrate.runtime.bind import BoundCall, known_variation
 from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound
 from serrate.runtime.launch import CppExecutable, Executable
@@ -146,12 +146,28 @@ NO_FLOATS = torch.empty(0, dtype=torch.float64, device="cpu")
 """Stands for the floats of a call, which a binding collects when it runs."""
 
 
+def _as_computed(program: TileProgram) -> TileProgram:
+    """The program without what only its gradient depends on: `differentiated_as(x, y)` is x."""
+
+    def computed(value: Value) -> Value | None:
+        is_ours = isinstance(value, Call) and value.function == "differentiated_as"
+        return rewrite(value.args[0], computed) if is_ours else None
+
+    def statement(node: Statement) -> Statement:
+        if inner(node):
+            return with_inner(node, tuple(tuple(map(statement, part)) for part in inner(node)))
+        return map_values(node, lambda value: rewrite(value, computed)) if isinstance(node, Block) else node
+
+    return program.with_phases(tuple(replace(p, body=tuple(map(statement, p.body))) for p in program.phases))
+
+
 class LoopStage(CompiledStage):
     """The program of a device loop for one signature."""
 
     def __init__(self, name: str, program: TileProgram, sources: ArgumentSources, options: Options) -> None:
-        super().__init__(program, sources.arguments, options.policy, options.shares)
+        super().__init__(_as_computed(program), sources.arguments, options.policy, options.shares)
         self.name, self._sources, self._options = name, sources, options
+        self._traced = program
         self._backend = options.backend or default_backend(sources.device)
         self.reasons: tuple[str, ...] = ()
         """Reasons to add to its plans."""
@@ -314,7 +330,7 @@ class LoopStage(CompiledStage):
     @functools.cached_property
     def lifted(self) -> LiftedLoop:
         """The loop as a fusion, for its gradient."""
-        return lift(self.naive, self._sources.lines, self._sources.longest)
+        return lift(self._traced, self._sources.lines, self._sources.longest)
 
     @property
     def options(self) -> Options:

@@ -120,10 +120,11 @@ class Trace:
             axis = next(a for a in self.axes if a.position is lane.symbol).original
             if axis.looped and axis not in self.axes_open:
                 refuse(f"a value of {axis} is used after its loop: reduce it in the loop, or store it to a tensor")
-        self._note(node.tensor.name if isinstance(node, Write) else getattr(getattr(node, "local", None), "name", None))
+        self.note(node.tensor.name if isinstance(node, Write) else getattr(getattr(node, "local", None), "name", None))
         self.block.append(node)
 
-    def _note(self, what: object) -> None:
+    def note(self, what: object) -> None:
+        """Notes the user's line, unless there is an earlier one."""
         frame = user_frame()
         if frame is not None:
             self.lines.setdefault(what, frame.f_lineno)
@@ -138,7 +139,7 @@ class Trace:
     def declare(self, name: str, dtype: torch.dtype, axes: Sequence[Axis], identity: Any, kind: str | None = None) -> Local:
         """Declares a private block filled with a number; `kind` is the reduction that accumulates into it, if any."""
         local = Local(name, dtype, tuple(a.block_lane for a in axes))
-        self._note(name)
+        self.note(name)
         self.block.append(Declare(local, identity))
         if kind is not None:
             self.reductions[name] = kind
@@ -299,7 +300,7 @@ class Trace:
         found = memory.read(self, tensor, key, extra_mask)
         for each in found.value.walk() if isinstance(found, Traced) else ():
             if isinstance(each, Load):
-                self._note(each)
+                self.note(each)
         return found
 
     def store(self, tensor: Any, key: Any, x: Any, extra_mask: Any = None, *, add: bool = False) -> None:

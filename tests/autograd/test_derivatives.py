@@ -41,7 +41,7 @@ UNARY = {
     "where": lambda x: torch.where(x > 0.3, x * 2, -x),
 }
 ABOVE_ONE = {"acosh"}
-OF_TWO = "add sub mul div maximum minimum pow atan2 hypot copysign fmod remainder"
+OF_TWO = "add sub mul div maximum minimum fmax fmin pow atan2 hypot copysign fmod remainder"
 BINARY = {
     **{name: getattr(torch, name) for name in OF_TWO.split()},
     "xlogy": torch.xlogy,
@@ -64,6 +64,12 @@ def test_one_argument(name: str) -> None:
 def test_two_arguments(name: str) -> None:
     x = torch.tensor([0.1, 1.2, 0.3, 2.45, 0.62, 1.9], dtype=torch.float64)
     check(BINARY[name], x, x.flip(0) + 0.25)
+
+
+@pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
+def test_equal_numbers(function: Callable[..., Any]) -> None:
+    x = torch.tensor([0.1, 1.2, 0.3, 2.45, 0.62, 1.9], dtype=torch.float64)
+    check(function, x, torch.where(x > 1, x, x.flip(0)))
 
 
 def check(function: object, *values: torch.Tensor) -> None:

@@ -414,9 +414,17 @@ def stores_in_another_loop(x: Any) -> Any:
     return out
 
 
+def detaches(x: Any) -> Any:
+    out = torch.empty_like(x)
+    for b in hl.tile(x.size(0)):
+        out[b] = x[b].detach() * x[b]  # here
+    return out
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
+        (detaches, r"detach\(\) in a kernel is ignored"),
         (branches, "a branch is not differentiated"),
         (adds, "an atomic addition is not differentiated"),
         (overwrites, "out is read, and the kernel also stores to it"),
@@ -523,6 +531,25 @@ def test_sums_over_single_positions() -> None:
     x = drawn(3, 4, dtype=torch.float64)
     torch.testing.assert_close(twice(x), x.sum(1) * (x.sum(1) + x.square().sum(1)))
     assert torch.autograd.gradcheck(twice, (x,))
+
+
+def test_functions_whose_accurate_form_has_no_useful_derivative() -> None:
+    """`log1p` compensates for the rounding of 1 + x, which is 0 / 0 at 0: its derivative is that of log(1 + x)."""
+
+    @serrate.kernel(backward="auto")
+    def logs(x: Any) -> Any:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.size(0)):
+            out[b] = torch.log1p(x[b]) + torch.nn.functional.softplus(x[b]) * torch.expm1(x[b])
+        return out
+
+    x = torch.tensor([0.0, 1e-9, 0.5, 18.0], requires_grad=True)
+    other = x.detach().clone().requires_grad_()
+    want = torch.log1p(other) + torch.nn.functional.softplus(other) * torch.expm1(other)
+    torch.testing.assert_close(logs(x), want)
+    logs(x).sum().backward()
+    want.sum().backward()
+    torch.testing.assert_close(x.grad, other.grad)
 
 
 @serrate.kernel(backward="auto")

@@ -258,9 +258,9 @@ def detach(x: TensorView) -> TensorView:
     return elementwise("detach", x.dtype, x) if x.dtype.is_floating_point else x
 
 
-def graded(x: TensorView, like: TensorView) -> TensorView:
-    """`x` with the gradient of `like`: for what is computed in another way than it is differentiated."""
-    return elementwise("graded", x.dtype, x, like)
+def differentiated_as(x: TensorView, other: TensorView) -> TensorView:
+    """`x` with the gradient of `other`: for functions whose accurate form has no useful derivative."""
+    return elementwise("differentiated_as", x.dtype, x, other)
 
 
 def under_mode(result: Any) -> Any:
@@ -306,7 +306,7 @@ def log1p(x: TensorView) -> TensorView:
     away = sub(one, 1.0)
     # (log u) * x / (u - 1) compensates for the rounding of u = 1 + x; no compensation is needed where u - 1 is infinite.
     near = mul(log(one), div(x, away))
-    return graded(where(eq(away, 0.0), x, where(isinf(away), log(one), near)), log(one))
+    return differentiated_as(where(eq(away, 0.0), x, where(isinf(away), log(one), near)), log(one))
 
 
 def expm1(x: TensorView) -> TensorView:
@@ -316,7 +316,7 @@ def expm1(x: TensorView) -> TensorView:
     less = sub(power, 1.0)
     near = mul(less, div(x, log(power)))
     far = logical_or(isinf(power), eq(less, -1.0))
-    return graded(where(eq(less, 0.0), x, where(far, less, near)), power)
+    return differentiated_as(where(eq(less, 0.0), x, where(far, less, near)), power)
 
 
 def exp2(x: TensorView) -> TensorView:

@@ -28,7 +28,9 @@ from serrate.frontend.ops.elementwise import (
     exp,
     exp2,
     floor_divide,
+    ge,
     isnan,
+    le,
     log,
     log1p,
     logical_or,
@@ -126,22 +128,20 @@ def lcm(a: Operand, b: Operand) -> TensorView:
 
 
 def fmax(a: Operand, b: Operand) -> TensorView:
-    """`torch.fmax`: as `maximum`, but a number wins over NaN."""
-    return _number_of(maximum(a, b), a, b)
+    """`torch.fmax`: as `maximum`, but a number wins over NaN, and of equal numbers the first has the gradient."""
+    return _number_of(maximum(a, b), a, b, ge)
 
 
 def fmin(a: Operand, b: Operand) -> TensorView:
-    """`torch.fmin`: as `minimum`, but a number wins over NaN."""
-    return _number_of(minimum(a, b), a, b)
+    """`torch.fmin`: as `minimum`, but a number wins over NaN, and of equal numbers the first has the gradient."""
+    return _number_of(minimum(a, b), a, b, le)
 
 
-def _number_of(chosen: TensorView, a: Operand, b: Operand) -> TensorView:
+def _number_of(chosen: TensorView, a: Operand, b: Operand, wins: Callable[[Operand, Operand], TensorView]) -> TensorView:
     if not chosen.dtype.is_floating_point:
         return chosen
-    for one, other in ((a, b), (b, a)):
-        if isinstance(one, TensorView):
-            chosen = where(isnan(one), brought(other, chosen.dtype), chosen)
-    return chosen
+    first = logical_or(wins(a, b), isnan(b)) if isinstance(b, TensorView) else wins(a, b)
+    return where(first, brought(a, chosen.dtype), brought(b, chosen.dtype))
 
 
 def logaddexp(a: TensorView, b: TensorView) -> TensorView:

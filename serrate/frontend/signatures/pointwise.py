@@ -13,7 +13,7 @@ import torch
 from serrate.errors import CallError, DtypeError, TraceError
 from serrate.frontend import ops
 from serrate.frontend.ops.common import Number, Operand, refuse_in_place, torch_dtype
-from serrate.frontend.ops.elementwise import brought, graded, typed
+from serrate.frontend.ops.elementwise import brought, differentiated_as, typed
 from serrate.frontend.ops.movement import pulled
 from serrate.frontend.shapes import shown
 from serrate.ir.values import constant
@@ -172,7 +172,7 @@ def hardswish(input: TensorView, inplace: bool = False) -> TensorView:
     inner = ops.where(ops.lt(ops.abs(input), 3.0), input, 0.0)
     curve = ops.div(ops.mul(inner, ops.add(inner, 3.0)), 6.0)
     parts = ops.where(ops.le(input, -3.0), 0.0, ops.where(ops.lt(input, 3.0), curve, input))
-    return graded(found, parts)
+    return differentiated_as(found, parts)
 
 
 def silu(input: TensorView, inplace: bool = False) -> TensorView:
