@@ -150,13 +150,14 @@ def _product(found: _Definitions) -> dict[str, Library]:
     factors = None if total is None else _factors(found, total)
     if total is None or factors is None or factors[0].dtype != found.output.dtype:
         return {}
-    (depth,), layouts = total.over, [_layout(factor, _loops(total)) for factor in factors]
+    (depth,), loops = total.over, _loops(total)
     match found.layout:
         case (RowsAlong() as rows, int(width)):
             pass
         case _:
             return {}
-    for k, (layout, other) in enumerate(zip(layouts, reversed(layouts), strict=True)):
+    for k, (operand, weight) in enumerate((factors, factors[::-1])):
+        layout, other = _layout(operand, loops), _layout(weight, loops, is_weight=True)
         matrix = () if other is None else other[-2:]
         if layout != (rows, depth.uid) or matrix not in ((depth.uid, width), (width, depth.uid)):
             continue
@@ -267,20 +268,24 @@ def _factors(found: _Definitions, total: Accumulate, *, rounded: bool = False) -
     return (left, right) if left.dtype == right.dtype else None
 
 
-def _layout(value: Value, loops: Sequence[IterDomain]) -> Layout | None:
-    """How an input is read inside loops: the loop along every dim of its memory."""
+def _layout(value: Value, loops: Sequence[IterDomain], *, is_weight: bool = False) -> Layout | None:
+    """How an input is read inside loops: the loop along every dim of its memory. The first dim of a weight may have one position,
+    which is then left out."""
     if not isinstance(value, Read) or value.tensor.memory.role is not Role.INPUT:
         return None
-    return _dims(value.tensor, value.index, loops)
+    return _dims(value.tensor, value.index, loops, is_weight=is_weight)
 
 
-def _dims(tensor: Tensor, index: Places, loops: Sequence[IterDomain]) -> Layout | None:
+def _dims(tensor: Tensor, index: Places, loops: Sequence[IterDomain], *, is_weight: bool = False) -> Layout | None:
     """The loop along every dim of the memory of a tensor that is accessed at an index; None if one is not accessed along all of
     it."""
     places = {own.uid: (own, at) for own, at in zip(tensor.logical, index, strict=True) if isinstance(at, IterDomain)}
     around = {loop.uid: (loop, loop) for loop in loops}
     found: list[int | RowsAlong] = []
-    for dim in tensor.memory.storage:
+    storage = tensor.memory.storage
+    if is_weight and len(storage) == 3 and storage[0].is_single:
+        storage, index = storage[1:], index[-2:]
+    for dim in storage:
         _, at = places.get(dim.uid, (dim, None))
         if at is not None and at.uid in around:
             sizes = at.extent_expr.value, dim.extent_expr.value

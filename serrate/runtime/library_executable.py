@@ -96,7 +96,8 @@ def _mm(offsets: Tensor | None = None, *, transposed: bool) -> Run:
     def run(rows: Tensor, weights: Tensor, out: Tensor) -> None:
         weights = weights.mT if transposed else weights
         if groups is None:
-            torch.mm(rows, weights, out=out)
+            # The weight of a single component may have a dim for it.
+            torch.mm(rows, weights.squeeze(0) if weights.ndim > 2 else weights, out=out)
             return
         for group, (begin, end) in groups:
             torch.mm(rows[begin:end], weights[group], out=out[begin:end])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 
@@ -18,12 +19,17 @@ from serrate.errors import GradientError, StrategyError
 from serrate.ir.fusion import Fusion
 from serrate.ir.tile import TileProgram
 from serrate.lower.stages import stages
+from serrate.schedule.heuristic import RowStatistics, choose
+from serrate.schedule.prepare import row_facts
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
 from tests.engine.across_cases import ACROSS
 from tests.engine.cases import CASES, NESTED_CASES
 from tests.engine.movement_cases import MOVEMENT, STRUCTURE
 from tests.engine.oracle import pick, recorded
+
+ROWS, WORKERS, UNKNOWN = 4096, 132, 100
+"""How many rows and workers plans are chosen for, and a size that programs do not know."""
 
 
 def fusions() -> Iterator[tuple[str, Fusion]]:
@@ -55,6 +61,22 @@ def sources(fusion: Fusion) -> Iterator[str]:
                     yield build(stage, plan(stage, strategy, target), stage.name, backend, lambda _: True).source
                 except StrategyError as error:
                     yield str(error)
+
+
+def chosen_sources(fusion: Fusion) -> Iterator[str]:
+    """The Triton code of all stages under every plan that is chosen without measuring, for rows of many lengths."""
+    for stage in stages(fusion):
+        facts = row_facts(stage) if isinstance(stage, TileProgram) else None
+        if not isinstance(stage, TileProgram) or facts is None:
+            continue
+        width = math.prod(extent.value or UNKNOWN for extent in facts.inner) * facts.itemsize
+        plans = {}
+        for mean, longest in itertools.product((4, 48, 300, 3000), (None, 1, 50)):
+            rows = RowStatistics(ROWS, ROWS * mean, None if longest is None else longest * mean, width)
+            chosen = choose(rows, GPU, WORKERS, product=facts.product, carried=facts.carried, mean=mean)
+            plans[chosen.strategy, *sorted(chosen.options.items())] = chosen
+        for strategy, options, _ in plans.values():
+            yield build(stage, plan(stage, strategy, GPU, None, **options), stage.name, "triton", lambda _: True).source
 
 
 def sampled_sources(step: int) -> Iterator[tuple[str, str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.codegen.sources import sampled_sources
+from tests.codegen.sources import chosen_sources, fusions, sources
 from tests.conftest import FULL, ROOT
 
 
@@ -25,6 +26,11 @@ def test_the_text_of_a_program_does_not_depend_on_the_process() -> None:
     assert first == second and len(first) > 20
 
 
-@pytest.mark.skipif(not FULL, reason="slow: set SERRATE_TEST_FULL=1")
-def test_every_program_is_built() -> None:
-    assert sum(1 for _ in sampled_sources(1)) > 500
+@pytest.mark.parametrize("part", range(20))
+@pytest.mark.sampled(7)
+def test_every_program_is_built(part: int) -> None:
+    """Under each strategy, and under each plan that is chosen for rows of some lengths on a GPU."""
+    count = 0
+    for _, fusion in itertools.islice(fusions(), part, None, 20):
+        count += sum(1 for _ in itertools.chain(sources(fusion), chosen_sources(fusion)))
+    assert count > 100

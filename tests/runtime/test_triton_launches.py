@@ -195,7 +195,8 @@ def test_launches_are_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         monkeypatch.setattr(torch.cuda, "device", switched)
         function = Function()
-        runtime.direct(CompiledFunction(function), second)(1, 1, 0, 16, 5)
+        run, own, metadata = runtime.direct(CompiledFunction(function), second)
+        run(1, 1, 1, 0, own, metadata, None, None, None, 16, 5)
         assert function.direct == [((1, 1, 1), 16, 5)] and current == wanted
 
 

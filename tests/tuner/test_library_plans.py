@@ -301,7 +301,7 @@ def test_what_a_gpu_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "lengths on the host" in refusal("mm", product, x, weights)
     assert refusal("mm", product, x, weights[0]) == ""
     assert refusal("grouped_mm", product, x.float(), weights.float()) == "takes bfloat16 on this device, got float32"
-    assert "rows of whole 16 bytes" in refusal("grouped_mm", product, rows([3], 4, dtype=half), weights[:1, :4].contiguous())
+    assert "rows of whole 16 bytes" in refusal("grouped_mm", product, rows([3, 2], 4, dtype=half), weights[:2, :4].contiguous())
     assert "results of whole 16 bytes" in refusal("grouped_mm", product, x, weights[:, :, :5].contiguous())
     assert refusal("varlen_attn", attention, *heads(half, 8, 8)) == ""
     assert "takes bfloat16 and float16" in refusal("varlen_attn", attention, *heads(torch.float32, 8, 8))

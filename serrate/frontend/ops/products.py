@@ -43,6 +43,8 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
         return squeeze(matmul(x, unsqueeze(w, 1)), -1)
     if x.ndim == 1 and w.ndim > 1:
         return squeeze(matmul(unsqueeze(x, 0), w), -2)
+    if w.ndim == 3 and x.ndim > 2 and w.domains[0].is_single and not w.domains[-1].is_ragged:
+        return matmul(x, squeeze(w, 0))
     fusion = x.fusion
     what = f"matmul of {both(x, w)}"
     if x.ndim < 2 or w.ndim < 2 or (w.ndim > 3 and w.ndim != x.ndim):
