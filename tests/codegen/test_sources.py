@@ -21,9 +21,9 @@ def digests(seed: int, step: int) -> str:
 
 def test_the_text_of_a_program_does_not_depend_on_the_process() -> None:
     """Sets of names have another order in each process; programs are found on disk by their text."""
-    step = 1 if FULL else 20
+    step = 1 if FULL else 50
     first, second = (digests(seed, step).splitlines() for seed in (1, 3))
-    assert first == second and len(first) > 20
+    assert first == second and len(first) > 10
 
 
 @pytest.mark.parametrize("part", range(20))

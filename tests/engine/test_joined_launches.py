@@ -58,11 +58,13 @@ def test_one_launch_computes_short_and_long_rows(name: str, features: tuple[int,
     assert sum(text.count("if (first < step):") for text in texts) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [0.0, -1e38, 1e38, LOWEST, HUGE, -torch.inf, 88.0, -3e5], ids=str)
 def test_rows_of_one_number(number: float) -> None:
     check("softmax", torch.full((sum(LENGTHS), 4), number))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("large", [1e4, 2e38, HUGE], ids=str)
 @pytest.mark.parametrize("place", [3, 73, 202])
 def test_one_large_number_in_a_long_row(large: float, place: int) -> None:

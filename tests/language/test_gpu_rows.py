@@ -107,6 +107,7 @@ def test_rows_of_numbers_have_blocks_of_their_own() -> None:
     torch.testing.assert_close(totals.on("triton")(x), torch.stack([row.sum() for row in x.unbind()]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["persistent_dynamic", "maskless"])
 @pytest.mark.parametrize("features", [128, 72])
 @pytest.mark.parametrize(("name", "dtype"), [*CASES, ("jagged_layer_norm", torch.float32)], ids=str)
@@ -147,6 +148,7 @@ def test_exponentials_of_a_softmax_take_two_instructions(dtype: torch.dtype) -> 
     assert "sr_exp_below" in source and "tl.exp(" not in source
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "dtype"), [*CASES, ("jagged_layer_norm", torch.float32)], ids=str)
 def test_partial_results_are_combined_in_blocks(name: str, dtype: torch.dtype) -> None:
     """A row of 1500 positions has 47 pieces of 32: more than one block, and the last is not whole."""
