@@ -51,8 +51,8 @@ elif torch.cuda.is_available():
 
     triton_on_device.install(torch.device("cuda"))
 
-hypothesis.settings.register_profile("fast", max_examples=20, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("full", max_examples=200, deadline=None)
+hypothesis.settings.register_profile("fast", max_examples=14, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("full", max_examples=140, deadline=None)
 hypothesis.settings.load_profile("full" if FULL else "fast")
 
 
@@ -65,7 +65,7 @@ SETTINGS = _settings()
 
 
 def _left_out(items: list[pytest.Item]) -> set[str]:
-    """All but one of 4n of the tests that are `sampled(n)`, by name; of those with several parameters, at least one of every
+    """All but one of 6n of the tests that are `sampled(n)`, by name; of those with several parameters, at least one of every
     first parameter runs."""
     groups: dict[tuple[str, int], list[str]] = {}
     for item in items:
@@ -75,7 +75,7 @@ def _left_out(items: list[pytest.Item]) -> set[str]:
             group = item.nodeid.partition("-" if several else "[")[0]
             groups.setdefault((group, sampled.args[0]), []).append(item.nodeid)
     ranked = ((sorted(names, key=lambda name: zlib.crc32(name.encode())), n) for (_, n), names in groups.items())
-    return {name for names, n in ranked for name in names[max(1, len(names) // (4 * n)) :]}
+    return {name for names, n in ranked for name in names[max(1, len(names) // (6 * n)) :]}
 
 
 def pytest_configure() -> None:

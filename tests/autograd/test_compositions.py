@@ -29,6 +29,7 @@ def every() -> Iterator[Any]:
                 yield pytest.param(operation, composition, dims, id=name, marks=marks)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("operation", "composition", "dims"), every())
 def test_gradients_are_those_of_padded_torch(operation: str, composition: str, dims: Dims) -> None:
     check(operation, composition, dims, "reference")

@@ -131,6 +131,7 @@ def test_attention(size: int, dtype: torch.dtype, causal: bool) -> None:
     close(found, by_hand(one_sequence(causal), AROUND_BLOCKS, given, []))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [64], [129]], ids=str)
 def test_causal_attention_of_few_sequences(lengths: list[int]) -> None:
     given = [drawn(sum(lengths), 2, 64, dtype=torch.bfloat16, seed=k) for k in range(3)]

@@ -72,6 +72,7 @@ def test_no_loss_is_missing() -> None:
     assert known - {name.split()[0] for name in LOSSES} <= {"ctc_loss"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_and_their_gradients_are_torch_s(name: str, reduction: str) -> None:

@@ -19,6 +19,7 @@ def route(tokens, expert, weights):  # type: ignore[no-untyped-def]
     return ops.index(ops.as_flattened(rows @ weights), ops.invert(order))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize(("experts", "chosen"), [(3, [2]), (3, [0]), (1, [0]), (1, [0, 0, 0]), (3, [1, 2, 1])])
 def test_routing_few_tokens_to_few_experts(backend: str, experts: int, chosen: list[int]) -> None:
@@ -53,6 +54,7 @@ def test_one_position_of_a_compiled_in_size(backend: str, offsets: list[int]) ->
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("count", [1, 5])
 def test_mixtures_of_one_token_and_of_one_expert(experts: int, top_k: int, count: int) -> None:

@@ -23,6 +23,7 @@ PIECE = 16
 LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33] + [2] * 30, [17] * 5 + [3] * 9000 + [40] * 4]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
 @pytest.mark.parametrize(("dtype", "together"), [(torch.int32, True), (torch.int64, True), (torch.int64, False)], ids=str)
 def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +49,7 @@ def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype, together: b
         assert table[: sum(each)] == [row for row, n in enumerate(each) for _ in range(n)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lengths", LENGTHS if FULL else LENGTHS[:-1], ids=lambda lengths: f"{len(lengths)} rows")
 def test_short_rows_in_the_order_of_their_lengths(lengths: list[int]) -> None:
     with ir.Fusion("program") as f:

@@ -113,6 +113,7 @@ def steps_have_gradients(parameter: Tensor) -> bool:
     return parameter.grad is not None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("ranks", "owned", "options"),
     [

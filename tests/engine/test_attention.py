@@ -255,6 +255,7 @@ def test_projections_before_and_after_run_in_the_same_program() -> None:
     assert "online" in str(layer.plan(x, w, o))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "count"), [("reference", 1), ("cpp", 1), ("cpp", 5), ("triton", 1)])
 def test_dense_queries_see_the_keys_of_their_sequence(backend: str, count: int) -> None:
     q, (k, v) = torch.randn(len(LENGTHS), 4, count, 16), (rows(LENGTHS, 2, 16).transpose(1, 2) for _ in range(2))

@@ -177,6 +177,7 @@ def on_triton(program: Callable[..., Compiled], *form: Any) -> Compiled:
     return Compiled(made.fusion, "triton", made.strategy, **made.options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(not INTERPRETED, reason="Triton runs on a CPU only under its interpreter")
 @pytest.mark.parametrize(("dtype", "inner"), [(torch.float32, ()), (torch.bfloat16, (3,)), (torch.bool, (2, 5))])
 def test_a_gpu_converts_by_compiled_code_without_reading_lengths(

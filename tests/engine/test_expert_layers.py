@@ -97,6 +97,7 @@ def test_a_layer_of_experts(backend: str, name: str) -> None:
     close(program(*args), by_token(args))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.triton
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("activation", ACTIVATIONS)

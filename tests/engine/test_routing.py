@@ -96,6 +96,7 @@ KEYS: dict[str, tuple[int, list[int]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [LONG, INT, torch.uint8, torch.int16])
 def test_group_by(dtype: torch.dtype, backend: str) -> None:
@@ -224,6 +225,7 @@ def test_computed_offsets_equal_given_ones(backend: str) -> None:
         program(x, keys, torch.tensor([0, 2, 2, 5]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, LONG])
 def test_index_add(dtype: torch.dtype, backend: str) -> None:

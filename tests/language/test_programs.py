@@ -160,6 +160,7 @@ def test_random_programs(expression: str, reduction: str, lengths: list[tuple[in
 EVERY_KIND = tuple(dict.fromkeys(KINDS))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("seed", range(20 if FULL else 1))
 def test_all_plans(kind: str, seed: int) -> None:
@@ -167,6 +168,7 @@ def test_all_plans(kind: str, seed: int) -> None:
     agree(program, ["reference"], program.plans)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("seed", range(100, 140 if FULL else 101))
 def test_compiled(kind: str, seed: int) -> None:

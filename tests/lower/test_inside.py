@@ -143,6 +143,7 @@ COMPOSED_POINTS = list(itertools.product(composed.OPERATIONS, composed.COMPOSITI
 CHUNK = 12
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
 @pytest.mark.parametrize("part", range(-(-len(CASE_POINTS) // CHUNK)))
 @pytest.mark.usefixtures("strict")

@@ -26,6 +26,7 @@ def rows(lengths: list[int], *inner: int) -> JaggedTensor:
     return JaggedTensor.from_lengths(torch.randn(sum(lengths), *inner), lengths)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [16, 20])
 def test_every_length_around_a_block(causal: bool, size: int) -> None:

@@ -91,6 +91,7 @@ def test_grouped_linear(bias: bool) -> None:
     check(module, module, plain, rows(6))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("options", "base"),
     [

@@ -131,6 +131,7 @@ def of_losses() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", range(len(of_losses())), ids=[f"{k} {case[0]}" for k, case in enumerate(of_losses())])
 @pytest.mark.usefixtures("reference")
 def test_losses(number: int) -> None:

@@ -43,6 +43,7 @@ def grouped(keys: list[int], count: int) -> tuple[list[int], list[int]]:
     return [sum(sizes[:g]) for g in range(count + 1)], order + outside
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", KEYS)
 def test_group_by(name: str) -> None:
     keys, count = KEYS[name]
