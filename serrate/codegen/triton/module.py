@@ -80,9 +80,9 @@ class Launch:
     descriptors: tuple[Descriptor, ...]
     symbols: tuple[Symbol, ...]
     grid: tuple[Expr, ...] | None
-    """The extents of a grid of which each program takes one position; None if there is none."""
+    """The extents of the grid in which each program takes one position; None for a kernel without one."""
     shared: tuple[Expr, ...] | None
-    """The extents of a grid that programs share, so that fewer will do; None if there is none."""
+    """The extents of the grid that programs share, so that fewer suffice; None for a kernel without one."""
     stages: int | None
     """How many blocks the loops with matrix products keep in flight; None without products."""
 
