@@ -43,9 +43,10 @@ settings.reload()
 # The test workers already share the cores.
 torch.set_num_threads(2)
 if INTERPRETED:
-    from tests import triton_interpreter
+    from tests import triton_interpreter, triton_memory
 
     triton_interpreter.install()
+    triton_memory.install()
 elif torch.cuda.is_available():
     from tests import triton_on_device
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from serrate.analysis.guards import condition, needed
-from serrate.analysis.indices import Indices
+from serrate.analysis.indices import Indices, ancestry
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
 from serrate.ir.expansion import ReductionTile, existing_only, expand
@@ -371,8 +371,8 @@ class _PhaseLowering:
         return rewrite(value, change)
 
     def _known(self, tensor: Tensor, index: Places, scope: _LoopScope) -> list[tuple[IterDomain, Expr]]:
-        """The index expression of each logical dim. A computed component is clamped, so that its length can be read."""
-        owners = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}
+        """The index expression of each logical dim. A computed component is clamped, so that its length and start can be read."""
+        owners = _owners(tensor) if any(isinstance(at, Place) for at in index) else ()
         known: list[tuple[IterDomain, Expr]] = []
         for domain, at in zip(tensor.logical, index, strict=True):
             e = _index(at, scope.indices)
@@ -382,9 +382,11 @@ class _PhaseLowering:
         if any(isinstance(at, Place) for at in index):
             # A component may come from a computed index, such as a sentence that its document does not have.
             there = {domain.uid for domain in tensor.logical}
-            inner = (d.component for d in tensor.logical if isinstance(d, RaggedIterDomain) and d.component.uid not in there)
-            for component in inner:
-                known.append((component, _kept_inside(Indices(known).of(component), component)))
+            before = [d for transform in reversed(ancestry(tensor.logical)) for d in transform.inputs]
+            for component in (d.component for d in (*before, *tensor.logical) if isinstance(d, RaggedIterDomain)):
+                if component.uid not in there and Indices(known).knows(component):
+                    known.append((component, _kept_inside(Indices(known).of(component), component)))
+                    there.add(component.uid)
         return known
 
     def _checks(self, tensor: Tensor, index: Places, scope: _LoopScope) -> Guard:
@@ -406,6 +408,16 @@ class _PhaseLowering:
             return tuple(e for d, e in known if d.uid in row)
         storage = Indices(known)
         return tuple(storage.of(d) for d in tensor.storage)
+
+
+def _owners(tensor: Tensor) -> set[int]:
+    """The dims of a tensor that select lengths and starts of rows: components, and dims that are components together."""
+    found = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}
+    indices = Indices((d, index_of(d)) for d in tensor.logical)
+    places = [indices.of(d) for d in tensor.storage] if tensor.role is not Role.PRIVATE else []
+    arrays = (e for place in places for e in place.walk() if isinstance(e, Element | Search))
+    selecting = {s for e in arrays for s in e.symbols}
+    return found | {d.uid for d in tensor.logical if not d.is_ragged and index_of(d) in selecting}
 
 
 def _kept_inside(e: Expr, component: IterDomain) -> Expr:

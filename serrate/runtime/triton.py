@@ -417,7 +417,7 @@ class Derivation:
         """Everything besides tensors that the arrays depend on, as a function of the values of all symbols."""
         self._count = len(made)
         module, first = load(printed.text, "derived"), len(printed.inputs)
-        inputs, symbols_of = [*range(first)], [*range(len(printed.symbols))]
+        inputs, symbols_of = [*range(first)], [*range(len(printed.symbols) + first)]
         count = first + 1 + len(made)
 
         def prepared(name: str, memory: Sequence[int]) -> _PreparedLaunch:
@@ -434,6 +434,7 @@ class Derivation:
 
     def __call__(self, inputs: Tensors, numbers: tuple[int, ...], device: torch.device) -> list[Scratch]:
         """The arrays that are made, given the tensors that they are derived from and `numbers`."""
+        numbers = (*numbers, *[t.numel() for t in inputs])
         layout = self._layouts.get((device, numbers))
         if layout is None:
             layout = self._layouts[device, numbers] = self._laid_out(numbers, device)

@@ -29,6 +29,7 @@ from serrate.lower.stages import stages
 from serrate.runtime.triton import TritonExecutable
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import GPU
+from tests import triton_memory
 
 # --- which parts have 32 bits --------------------------------------------------------------------------------------------
 
@@ -140,7 +141,9 @@ def elements(program: TritonExecutable, at: int, numbers: Mapping[str, int], **a
     for t in launch.tensors:
         kind = tl.pointer_type(tl.str_to_ty(f"*{'fp32' if t.dtype == torch.float32 else 'u8'}", None).element_ty)
         given.append(tl.tensor(interpreter.TensorHandle(np.array([bases[t.name][0]], np.uint64), kind), kind))
-    given += [interpreter._implicit_cvt(arrays[a.name]) for a in launch.arrays]
+    for a in launch.arrays:
+        triton_memory.check_accesses(launch.function, a.name, arrays[a.name])
+        given.append(interpreter._implicit_cvt(arrays[a.name]))
     given += [interpreter._implicit_cvt(numbers[str(s)]) for s in launch.symbols]
     interpreter.interpreter_builder.set_grid_dim(at + 1, 1, 1)
     interpreter.interpreter_builder.set_grid_idx(at, 0, 0)

@@ -123,7 +123,7 @@ def test_an_expert_layer_is_three_launches(strategy: str | None) -> None:
     first, second, third = functions_of(layer(experts, 48, 33, 2, torch.bfloat16).compile("triton", strategy).source(*args))
     assert first.count("tl.dot") == 2 * second.count("tl.dot") > 0 == third.count("tl.dot")
     assert first.count("tl.store") == second.count("tl.store")
-    assert "sigmoid" in first
+    assert "sr_silu" in first
 
 
 def test_indices_of_a_group_of_rows_are_read_only_where_rows_are() -> None:

@@ -40,6 +40,8 @@ class ValuePrinter(IndexPrinter):
         self.loop = 0
         """The id of the innermost loop."""
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
+        self.scalars: dict[int, str] = {}
+        """Numbers that are read once, before all loops, by the id of their load."""
         self.kept: list[Value] = []
         self.narrow: set[str] = set()
         """Private blocks that are products of 16-bit blocks."""
@@ -58,6 +60,8 @@ class ValuePrinter(IndexPrinter):
             return number_text(float(value.number) if value.dtype.is_floating_point else value.number)
         if isinstance(value, Held):
             return self.held(value.local, lanes)
+        if id(value) in self.scalars:
+            return self.scalars[id(value)]
         key = (id(value), lanes, guard)
         if key not in self.shared or raw:
             text = self._load(value, lanes, guard, raw) if isinstance(value, Load) else self._compute(value, lanes, guard)
@@ -90,8 +94,9 @@ class ValuePrinter(IndexPrinter):
         if box is not None:
             text = self._box(value.tensor, box, lanes)
             return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
-        pointer, own = self.pointer(value.tensor, value.index, lanes)
-        mask = self._joined_mask(self.mask(guard, lanes, own), value.guard, lanes)
+        with self.protected(value.guard):
+            pointer, own = self.pointer(value.tensor, value.index, lanes)
+            mask = self._joined_mask(self.mask(guard, lanes, own), value.guard, lanes)
         masked = {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)}
         pointer += self.still(masked - own, lanes)
         other = number_text(value.other if value.guard else self.preferred.get(id(value), value.other))
@@ -129,7 +134,8 @@ class ValuePrinter(IndexPrinter):
                 text = f"sr_wide({text})"
             return f"({text}).to({TYPES[value.dtype]})"
         if isinstance(value, Existing):
-            return self._existing(value, lanes)
+            with self.protected(value.guard):
+                return self._existing(value, lanes)
         assert isinstance(value, Call), value
         asked, rest = conditions_of(value) if value.function in ("lt", "le", "gt", "ge") else ((), value)
         if asked and rest is None:

@@ -9,6 +9,8 @@ components, or of a table. Where there are several blocks of components, `block_
     owners of pieces    [c of piece 0, c of piece 1, ...]
     longest of groups   [max(f(0), ..., f(n - 1)), max(f(n), ...), ...]
     order of components [the c with the least f(c) of the first 1024, the next one, ...]
+
+The length of a row that does not exist is that of some other row, times 0: an element that an array does not have is read as 0.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from serrate.codegen.expressions import Spelling, written
+from serrate.codegen.expressions import Spelling, unwrapped, written
 from serrate.codegen.triton.module import HELPER, with_helpers
 from serrate.ir.expr import Array, Element, Expr, Search, Symbol, ceildiv
 from serrate.ir.recipes import GroupMaximum, Order, Owners, PerComponent, RunningSum
@@ -31,7 +33,7 @@ COMPONENTS = 4096
 class DerivedSource:
     """A module's text with the kernels `block_sums`, `running_sums`, `tables` and `all_arrays`, as far as there are such arrays.
     All take `inputs`; then `block_sums` the partial sums, `running_sums` those and the sums, `tables` and `all_arrays` the sums
-    and the tables; then all the values of `symbols`."""
+    and the tables; then all the values of `symbols` and the numbers of elements of the inputs."""
 
     text: str
     inputs: tuple[Array, ...]
@@ -69,13 +71,14 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
     symbols = tuple(dict.fromkeys(s for r in recipes if r is not None for s in sorted(r.symbols, key=str)))
     names = {array: f"{kind}{k}" for kind, some in (("a", inputs), ("s", sums), ("t", tables)) for k, array in enumerate(some)}
     numbers = {s: f"n{k}" for k, s in enumerate(symbols)}
-    fixed = ", ".join(f'"{n}"' for n in numbers.values())
+    given = [*numbers.values(), *(_count(names[a]) for a in inputs)]
+    fixed = ", ".join(f'"{n}"' for n in given)
     widened = [f"    {n} = sr_wide({n})" for n in numbers.values()]
     lines: list[str] = []
     if sums:
         for kernel, made in (("block_sums", ()), ("running_sums", sums)):
             lines += ["", ""] if lines else []
-            arguments = [*(names[a] for a in inputs), "partial", *(names[a] for a in made), *numbers.values()]
+            arguments = [*(names[a] for a in inputs), "partial", *(names[a] for a in made), *given]
             lines += [f"@triton.jit(do_not_specialize=[{fixed}])", f"def {kernel}({', '.join(arguments)}):"]
             lines += [*widened, "    block = tl.program_id(0).to(tl.int64)", f"    lanes = tl.arange(0, {COMPONENTS})"]
             lines += [f"    c = block * {COMPONENTS} + lanes", "    own = partial + tl.program_id(1) * tl.num_programs(0)"]
@@ -89,7 +92,7 @@ def print_derived(arrays: Sequence[Array]) -> DerivedSource:
     for kernel in ("tables", *(("all_arrays",) if sums else ())) if tables else ():
         lines += ["", ""] if lines else []
         lines += [f"@triton.jit(do_not_specialize=[{fixed}])"]
-        lines += [f"def {kernel}({', '.join([*(names[a] for a in (*inputs, *sums, *tables)), *numbers.values()])}):"]
+        lines += [f"def {kernel}({', '.join([*(names[a] for a in (*inputs, *sums, *tables)), *given])}):"]
         lines += [*widened, f"    position = tl.program_id(0).to(tl.int64) * {BLOCK} + tl.arange(0, {BLOCK})"]
         lines += [f"    c = tl.arange(0, {COMPONENTS}).to(tl.int64)"] if kernel == "all_arrays" else []
         for k, array in enumerate(tables):
@@ -124,7 +127,7 @@ def table_size(array: Array) -> Expr:
 
 def _longest(recipe: GroupMaximum, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
     count = written(recipe.count, _spelling({}, numbers, ""))
-    term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "own"}, f"mask=own < {count}, other=0"))
+    term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "own"}, f"own < {count}"))
     return [
         f"        found = tl.full([{BLOCK}], 0, tl.int64)",
         f"        for member in range(0, {recipe.size}):",
@@ -136,7 +139,7 @@ def _longest(recipe: GroupMaximum, names: dict[Array, str], numbers: dict[Symbol
 def _order(recipe: Order, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
     """Sorts numbers with their positions as the last digits, so that equal ones keep their order."""
     count = written(recipe.count, _spelling({}, numbers, ""))
-    spelling = _spelling(names, {**numbers, recipe.coordinate: "position"}, f"mask=position < {count}, other=0")
+    spelling = _spelling(names, {**numbers, recipe.coordinate: "position"}, f"position < {count}")
     most = 2**62 // BLOCK
     return [
         f"        key = tl.where(position < {count}, tl.minimum({written(recipe.term, spelling)}, {most - 1}), {most})",
@@ -159,7 +162,7 @@ def _block(array: int, recipe: RunningSum, names: dict[Array, str], numbers: dic
 
 def _terms(recipe: RunningSum, names: dict[Array, str], numbers: dict[Symbol, str]) -> str:
     count = written(recipe.count, _spelling({}, numbers, ""))
-    term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "c"}, f"mask=c < {count}, other=0"))
+    term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "c"}, f"c < {count}"))
     return f"        term = tl.where(c < {count}, {term}, 0).to(tl.int64)"
 
 
@@ -184,9 +187,16 @@ def _after(name: str, recipe: RunningSum, numbers: dict[Symbol, str]) -> list[st
     ]
 
 
+def _count(name: str) -> str:
+    """The argument that is the number of elements of an array."""
+    return f"n{name}"
+
+
 def _spelling(names: dict[Array, str], numbers: dict[Symbol, str], mask: str) -> Spelling:
     def element(e: Element, go: Callable[[Expr], str]) -> str:
-        return f"tl.load({names[e.array]} + {go(e.index)}, {mask}).to(tl.int64)"
+        name = names[e.array]
+        text = f"{HELPER}element({name}, {unwrapped(go(e.index))}, {_count(name)}, {mask})"
+        return text if e.most is None else f"tl.maximum(tl.minimum({text}, {go(e.most)}), 0)"
 
     def search(e: Search, go: Callable[[Expr], str]) -> str:
         raise AssertionError("no running sum searches")

@@ -44,6 +44,8 @@ class IndexPrinter:
         self.variables: dict[Symbol, str] = {}
         self.single: dict[Symbol, str] = {}
         """Lanes that a loop runs over, one at a time: what holds all their positions."""
+        self.protecting: Guard = ()
+        """The conditions of the statement, and of the load in it, that is being printed."""
 
     def put(self, line: str) -> None:
         """Adds a line to the kernel."""
@@ -92,10 +94,31 @@ class IndexPrinter:
     def _element(self, e: Element, lanes: Lanes, go: Callable[[Expr], str]) -> str:
         """An element of an array in memory, or of a private block of indices."""
         if not e.array.local:
-            return f"tl.load({self.names[e.array]} + {go(e.index)}).to(tl.int64)"
+            mask = self._protection(e, lanes)
+            guarded = f", mask={mask}, other=0" if mask else ""
+            return f"tl.load({self.names[e.array]} + {go(e.index)}{guarded}).to(tl.int64)"
         block = self.blocks[e.array.name]
         text = self.spread(block.name, _places(e.index, block), lanes)
         return text if block.dtype == torch.int64 else f"{text}.to(tl.int64)"
+
+    def _protection(self, e: Element, lanes: Lanes) -> str:
+        """A mask for an element that is read in lanes, some of which may select a row that does not exist: the conditions on
+        these lanes. A condition may read elements itself; it reads no deeper than the index of this one does."""
+        own = self.lanes_in(e.index)
+        found = [g for g in self.protecting if self._depth(g.left - g.right) <= self._depth(e.index)] if own else []
+        return self.mask([g for g in found if self.lanes_in(g.left) | self.lanes_in(g.right)], lanes, own)
+
+    def _depth(self, expr: Expr) -> int:
+        """How many elements, each read in lanes at a place that the next one gives, an expression needs."""
+        inside = max(map(self._depth, expr.operands), default=0)
+        return inside + (isinstance(expr, Element) and not expr.array.local and bool(self.lanes_in(expr.index)))
+
+    @contextlib.contextmanager
+    def protected(self, guard: Guard) -> Iterator[None]:
+        """Statements and loads that are printed here have these conditions, besides those of what is around them."""
+        before, self.protecting = self.protecting, tuple(dict.fromkeys((*self.protecting, *guard)))
+        yield
+        self.protecting = before
 
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
         name = "sr_owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "sr_owner"
@@ -126,7 +149,7 @@ class IndexPrinter:
         if before is not None:
             self.last[s] = before
 
-    def mask(self, guard: Guard, lanes: Lanes, own: set[Lane]) -> str:
+    def mask(self, guard: Sequence[Less], lanes: Lanes, own: set[Lane]) -> str:
         """The conditions on the given lanes (and on none), as a block that broadcasts over `lanes`."""
         wanted = [g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= own]
         return " & ".join(f"({self.condition(g, lanes)})" for g in wanted)

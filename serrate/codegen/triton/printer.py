@@ -239,6 +239,7 @@ class _TritonPrinter(ValuePrinter):
         body = list(body)
         while body and isinstance(body[0], Bind):
             self._node(body.pop(0))
+        self._scalars_before(body)
         heads: list[Bind | For] = []
         while (loop := _only_loop(body)) is not None and not loop.bound.symbols & {
             n.symbol for n in heads if isinstance(n, Bind)
@@ -269,6 +270,19 @@ class _TritonPrinter(ValuePrinter):
         bounds = tuple(loop.bound for loop in loops)
         return (None, bounds) if shared else (bounds, None)
 
+    def _scalars_before(self, body: Sequence[Node]) -> None:
+        """Reads numbers that are the same for the whole launch, such as the floats that a caller passes. In a loop, a load would
+        wait for memory in every iteration: Triton moves no load out of it."""
+        every = list(nodes(tuple(body)))
+        written = {n.tensor.memory for n in every if isinstance(n, Write)}
+        named: dict[tuple[Tensor, tuple[Expr, ...]], str] = {}
+        for load in (v for n in every for value in values_of(n) for v in value.walk() if isinstance(v, Load)):
+            if not load.guard and load.tensor.memory not in written and _is_inside(load):
+                key = (load.tensor, tuple(load.index))
+                if key not in named:
+                    named[key] = self.value(load, (), ())
+                self.scalars[id(load)] = named[key]
+
     def _nodes(self, body: Sequence[Node]) -> None:
         for node in body:
             self._node(node)
@@ -298,7 +312,8 @@ class _TritonPrinter(ValuePrinter):
             self._nodes(node.test)
             self._under(f"while {self._all(node.guard)}:", (*node.body, *node.test))
         elif not isinstance(node, Prefetch):
-            self._block(node)
+            with self.protected(node.guard):
+                self._block(node)
 
     def _range(self, node: For, extent: str) -> str:
         """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
@@ -325,7 +340,8 @@ class _TritonPrinter(ValuePrinter):
                 locals_ = any(isinstance(e, Element) and e.array.local for x in exprs for e in x.walk())
                 plain = self.pointer(value.tensor, value.index, lanes)[1] == set(lanes)
                 if plain and not locals_ and not changing & {s for e in exprs for s in e.symbols}:
-                    self.factors[id(value), lanes, own] = self.value(value, lanes, own, raw=True)
+                    with self.protected(own):
+                        self.factors[id(value), lanes, own] = self.value(value, lanes, own, raw=True)
 
     def _if(self, node: If) -> None:
         outer = self.loop
@@ -473,6 +489,7 @@ class _TritonPrinter(ValuePrinter):
         axes = [None] if len(reduced) == len(lanes) > 1 else list(reversed(reduced))
         for axis in axes:
             text = REDUCERS[node.operator].format(text, axis)
+        text = _in_order(text, [lane for lane in lanes if lane in local.lanes], local)
         self.put(f"{local.name} = {COMBINE[node.operator].format(local.name, text + scale)}")
         self.forget(local.name)
 
@@ -499,6 +516,9 @@ class _TritonPrinter(ValuePrinter):
             for block, local in zip(blocks, node.locals, strict=True):
                 whole = f"tl.sum(tl.where({last}, {block}, 0), {axis})"
                 self.put(f"{block} = {whole}.to({TYPES[carried_dtype(local.dtype)]})")
+        kept = [lane for lane in node.lanes if lane in node.locals[0].lanes]
+        for block in blocks if kept != [*node.locals[0].lanes] else ():
+            self.put(f"{block} = {_in_order(block, kept, node.locals[0])}")
         states = ", ".join(local.name for local in node.locals)
         self.put(f"{states} = {combine}({states}, {every})")
         for local in node.locals:
@@ -646,3 +666,17 @@ def _unscaled(node: Reduce) -> tuple[Value, str]:
 def _counted(node: Node) -> tuple[Lane, ...]:
     found = [lane for value in values_of(node) for v in value.walk() if isinstance(v, Existing) for lane in v.lanes]
     return tuple(found)
+
+
+def _in_order(text: str, lanes: Sequence[Lane], local: Local) -> str:
+    """A block with the lanes of a private block in that block's order. A statement may have them in another one: a product whose
+    depth is 1 has its columns before its rows."""
+    order = [lanes.index(lane) for lane in local.lanes]
+    return text if order == sorted(order) else f"tl.permute({text}, {order})"
+
+
+def _is_inside(load: Load) -> bool:
+    """Whether a load reads one element, whose index is known and inside its tensor."""
+    extents = [dim.extent_expr.value for dim in load.tensor.storage]
+    places = [at.value for at in load.index]
+    return bool(places) and all(at is not None and n is not None and 0 <= at < n for at, n in zip(places, extents, strict=True))

@@ -29,7 +29,7 @@ LIBDEVICE_UNARY = ("tanh", *(name for name in LIBRARY_UNARY if name != "digamma"
 LIBDEVICE_BINARY = ("pow", "fmod", *LIBRARY_BINARY)
 """Functions of floating point that the device's math library has under these names."""
 FUNCTIONS: dict[str, str] = {
-    **{n: f"tl.{n}({{0}})" for n in ("exp", "log", "rsqrt", "sigmoid", "erf", "floor", "ceil", "abs", "sin", "cos")},
+    **{n: f"tl.{n}({{0}})" for n in ("exp", "log", "rsqrt", "erf", "floor", "ceil", "abs", "sin", "cos")},
     **{n: f"libdevice.{n}({{0}})" for n in LIBDEVICE_UNARY},
     **{n: f"libdevice.{n}({{0}}, {{1}})" for n in LIBDEVICE_BINARY},
     **{n: f"sr_{n}({{0}}, {{1}})" for n in ("bitand", "bitor", "bitxor", "shl", "shr", "gcd")},
@@ -45,7 +45,8 @@ FUNCTIONS: dict[str, str] = {
     "maximum": "sr_largest({0}, {1})",
     "minimum": "sr_smallest({0}, {1})",
     "relu": "tl.where({0} < 0, 0, {0})",
-    "silu": "({0} * tl.sigmoid({0}))",
+    "sigmoid": "sr_sigmoid({0})",
+    "silu": "sr_silu({0})",
     "gelu": "({0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476)))",
     "floordiv": "sr_whole_div({0}, {1})",
     "rem": "sr_whole_rem({0}, {1})",
@@ -58,6 +59,8 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("ceil", "integer"): "{0}",
     ("pow", "integer"): "sr_whole_power({0}, {1})",
     ("sqrt", "double"): "tl.sqrt({0})",
+    ("sigmoid", "double"): "tl.sigmoid({0})",
+    ("silu", "double"): "({0} * tl.sigmoid({0}))",
     # `/` of float32 is an approximation on a GPU.
     ("div", "single"): "tl.div_rn({0}, {1})",
     ("reciprocal", "single"): "tl.div_rn(1.0, {0})",

@@ -1,0 +1,168 @@
+"""Triton's interpreter, with the memory of tensors checked: a GPU's is not, unless a program is far outside.
+
+In: the interpreter, a module, and the runtime's allocations. Out: the same, in which
+
+- every lane that a load, a store or an atomic does not mask lies in the tensor whose pointer it was made of,
+- memory that nothing wrote holds numbers that are far outside when they are used as an index,
+- so do quotients and remainders of a division of integers by zero, which a GPU leaves undefined.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from serrate.runtime import memory
+from serrate.runtime import triton as runtime
+
+GARBAGE = 0x7F
+"""Every byte of memory that nothing wrote: large as an integer of any width, and as a floating-point number."""
+MOST = 1 << 24
+"""Bytes of an allocation that are filled with garbage; the rest of a large one costs too much time."""
+
+
+class Pointer(tl.pointer_type):  # type: ignore[misc]
+    """The type of pointers into the memory of one argument, which all pointers made of that argument keep."""
+
+    def __init__(self, element: tl.dtype, memory: Memory) -> None:
+        super().__init__(element)
+        self.memory = memory
+
+
+class OutsideMemory(Exception):
+    """A program of a kernel reads or writes outside of its tensors."""
+
+
+class Memory:
+    """The bytes of a tensor that a kernel was given."""
+
+    def __init__(self, kernel: str, argument: str, tensor: torch.Tensor) -> None:
+        self.kernel, self.argument, self.shape = kernel, argument, tuple(tensor.shape)
+        last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        self.room = (last + 1) * tensor.dtype.itemsize if tensor.numel() else 0
+        self.first = np.uint64(tensor.data_ptr())
+
+    def check(self, what: str, pointers: np.ndarray, mask: np.ndarray | None, size: int) -> None:
+        """Raises unless all elements of `size` bytes lie here. What is before the tensor is far behind it, as unsigned."""
+        with np.errstate(over="ignore"):
+            places = pointers - self.first
+        farthest = places.max(initial=0) if mask is None else places.max(initial=0, where=mask)
+        if int(farthest) + size > self.room and (mask is None or mask.any()):
+            self._report(what, places, np.broadcast_to(True if mask is None else mask, places.shape), size)
+
+    def _report(self, what: str, places: np.ndarray, mask: np.ndarray, size: int) -> None:
+        signed = places.view(np.int64) if places.ndim else places.reshape(1).view(np.int64)
+        mask = mask.reshape(signed.shape)
+        outside = mask & ((signed < 0) | (signed > self.room - size))
+        lane = tuple(int(k) for k in np.argwhere(outside)[0])
+        place = int(signed[lane])
+        how_far = f"{-place} bytes before" if place < 0 else f"{place - self.room} bytes behind the end of"
+        program = interpreter.interpreter_builder.grid_idx
+        raise OutsideMemory(
+            f"{self.kernel}, program {program}, {what}s outside of its memory: lane {list(lane)} of {list(signed.shape)}, and "
+            f"{int(outside.sum()) - 1} others, {how_far} {self.argument} (shape {list(self.shape)}, {self.room} bytes)"
+        )
+
+
+def install() -> None:
+    """Replaces functions of the interpreter, and `torch.empty` where the runtime allocates."""
+    interpreter._implicit_cvt = functools.partial(_converted, interpreter._implicit_cvt)
+    executor = interpreter.GridExecutor
+    executor._init_args_hst = _named(executor._init_args_hst)
+    builder = interpreter.InterpreterBuilder
+    builder.create_masked_load = _checked(builder.create_masked_load, "read", 0, 1)
+    builder.create_masked_store = _checked(builder.create_masked_store, "write", 0, 2)
+    builder.create_atomic_rmw = _checked(builder.create_atomic_rmw, "write", 1, 3)
+    builder.create_atomic_cas = _checked(builder.create_atomic_cas, "write", 0, None)
+    builder.create_bitcast = _of_same_memory(builder.create_bitcast)
+    builder.create_idiv = _undefined_for_zero(builder.create_idiv)
+    builder.create_srem = _undefined_for_zero(builder.create_srem)
+    builder.create_urem = _undefined_for_zero(builder.create_urem)
+    for module in (memory, runtime):
+        module.torch = _Torch()  # type: ignore[attr-defined]
+
+
+def _named(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments of a launch, whose tensors know their memory."""
+
+    def arguments(self: Any, given: Any, named: Any) -> Any:
+        found, others = plain(self, given, named)
+        for name, each in (*zip(self.arg_names, found, strict=False), *others.items()):
+            tensor = getattr(each, "base", each)
+            if isinstance(tensor, torch.Tensor):
+                check_accesses(self.fn.__name__, name, tensor)
+        return found, others
+
+    return arguments
+
+
+def check_accesses(kernel: str, argument: str, tensor: torch.Tensor) -> None:
+    """Pointers that the interpreter makes of this tensor are checked."""
+    tensor.checked_memory = Memory(kernel, argument, tensor)  # type: ignore[attr-defined]
+
+
+def _converted(plain: Callable[[Any], Any], argument: Any) -> Any:
+    """An argument as the interpreter takes it."""
+    found, memory = plain(argument), getattr(argument, "checked_memory", None)
+    if memory is not None:
+        found.handle.dtype = Pointer(found.handle.dtype.element_ty, memory)
+    return found
+
+
+def _of_same_memory(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A pointer to another type, such as the bytes of truth values."""
+
+    def bitcast(self: Any, given: Any, to: Any) -> Any:
+        found = plain(self, given, to)
+        if isinstance(given.dtype, Pointer):
+            found.dtype = Pointer(found.dtype.element_ty, given.dtype.memory)
+        return found
+
+    return bitcast
+
+
+def _checked(plain: Callable[..., Any], what: str, pointers: int, mask: int | None) -> Callable[..., Any]:
+    """An access to memory; `pointers` and `mask` are the positions of these arguments."""
+
+    def access(self: Any, *arguments: Any, **more: Any) -> Any:
+        given = arguments[pointers]
+        if not isinstance(given.dtype, Pointer):
+            raise OutsideMemory(f"a pointer that was made of no argument {what}s memory")
+        masked = None if mask is None else arguments[mask].data
+        given.dtype.memory.check(what, given.data, masked, max(1, given.dtype.element_ty.primitive_bitwidth // 8))
+        return plain(self, *arguments, **more)
+
+    return access
+
+
+def _undefined_for_zero(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A division, of which numpy says that it is 0 if the divisor is."""
+
+    def divided(self: Any, left: Any, right: Any) -> Any:
+        found = plain(self, left, right)
+        if not right.data.all() and found.data.dtype.kind in "iu":
+            garbage = np.full(1, GARBAGE, np.uint8).repeat(found.data.itemsize).view(found.data.dtype)[0]
+            found.data = np.where(right.data == 0, garbage, found.data)
+        return found
+
+    return divided
+
+
+class _Torch:
+    """The module `torch`, whose `empty` holds garbage."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*sizes: Any, **options: Any) -> torch.Tensor:
+        made = torch.empty(*sizes, **options)
+        if made.device.type == "cpu" and made.numel():
+            made.reshape(-1).view(torch.uint8)[:MOST] = GARBAGE
+        return made
