@@ -25,6 +25,7 @@ from serrate.lower.passes.join_launches import join_launches
 from serrate.lower.pipeline import lower
 from serrate.modes import is_deterministic
 from serrate.runtime import memory
+from serrate.runtime.arrays import symbols_of
 from serrate.runtime.bind import Arguments, BoundCall
 from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Prepared
@@ -132,6 +133,8 @@ class BuiltProgram(NamedTuple):
     by_size: tuple[ShapesReader | None, ShapesReader | None]
     """All shapes as a function of the sizes of a call's tensors, if these and the symbols depend on nothing else: on a device,
     and on the host."""
+    needed: tuple[int, ...]
+    """The places of the numbers of a call that any of this depends on."""
 
 
 class SizedProgram(NamedTuple):
@@ -313,7 +316,17 @@ class CompiledStage(ABC):
             arguments.numbers_reader(numbers),
             self.result_places(program),
             (None, None) if of_lengths else (self._by_size(allocated, False), self._by_size(allocated, True)),
+            self._needed(program),
         )
+
+    def _needed(self, program: LoopProgram) -> tuple[int, ...]:
+        """The places of the numbers of a call that a program depends on: its symbols, its arrays and the sizes of its tensors."""
+        domains = [domain for tensor in self.allocated(program) for domain in tensor.storage]
+        sizes = [size for domain in domains for size in (domain.extent_expr, domain.host_bound)]
+        exprs = [*self._numbers_of(program), *sizes]
+        arrays = {*program.arrays, *(array for expr in exprs for array in expr.arrays)}
+        used = {s for expr in exprs for s in expr.symbols}.union(*map(symbols_of, arrays))
+        return tuple(place for symbol, place in self.arguments.symbols.items() if symbol in used)
 
     def _numbers_of(self, program: LoopProgram) -> list[Expr]:
         """What a program's symbols are, in terms of those of a call."""
@@ -325,6 +338,7 @@ class CompiledStage(ABC):
         from serrate.report.collect import StageFacts  # imported here because `import serrate` must stay fast
 
         def data(program: LoopProgram) -> tuple[dict[Array, InMemory], dict[Symbol, int]]:
+            call.read(self._needed(program))
             arrays = self.arguments.arrays_reader(program.arrays, together=False)(call)
             numbers = self.arguments.numbers_reader(self._numbers_of(program))(call)
             return dict(zip(program.arrays, arrays, strict=True)), dict(zip(program.symbols, numbers, strict=True))
@@ -343,6 +357,8 @@ class CompiledStage(ABC):
     @staticmethod
     def sized(call: BoundCall, built: BuiltProgram) -> SizedProgram:
         """The program with the sizes of a call."""
+        if call.unread:
+            call.read(built.needed)
         by_size, device = built.by_size[is_host(call.device)], call.device
         sizes = [shape(call) for shape in built.shapes] if by_size is None else by_size(call.numbers)
         shapes = tuple(zip(sizes, [t.dtype for t in built.allocated], strict=True))

@@ -427,13 +427,21 @@ def expressions_of(node: Node, *, numbers: bool = True) -> Iterator[Expr]:
                     yield condition.right
 
 
-def symbols_of(value: Value) -> frozenset[Symbol]:
-    """The symbols that a value depends on."""
+def multiplies_matrices(node: Dot) -> bool:
+    """Whether the operands of a product are blocks of rows by depth and of depth by columns, as matrix units multiply. Along an
+    axis of size 1 every position reads the same element, so an operand with one has no such block."""
+    rows, columns, depth = (lane.symbol for lane in node.lanes[-3:])
+    left, right = (symbols_of(operand, conditions=False) for operand in (node.left, node.right))
+    return {rows, depth} <= left and columns not in left and {columns, depth} <= right and rows not in right
+
+
+def symbols_of(value: Value, *, conditions: bool = True) -> frozenset[Symbol]:
+    """The symbols that a value depends on, with or without those that only the conditions of its loads mention."""
     found: set[Symbol] = set()
     for v in value.walk():
         if isinstance(v, Load):
             found.update(s for e in v.index for s in e.symbols)
-            found.update(s for g in v.guard for s in g.symbols)
+            found.update(s for g in v.guard for s in g.symbols if conditions)
         elif isinstance(v, Number):
             found.update(v.expr.symbols)
         elif isinstance(v, Held):

@@ -22,7 +22,6 @@ from serrate.ir.loops import (
     Dot,
     For,
     Guard,
-    Held,
     If,
     Lane,
     Lanes,
@@ -30,12 +29,12 @@ from serrate.ir.loops import (
     LoopKernel,
     LoopProgram,
     Node,
-    Number,
     Reduce,
     While,
     Write,
     flat_index,
     map_values,
+    multiplies_matrices,
     nodes,
     with_bodies,
 )
@@ -226,7 +225,7 @@ class BlockStatements:
 
     def _dot(self, node: Dot) -> Node:
         lanes, guard, local, left, right = node.lanes, node.guard, node.local, node.left, node.right
-        block = len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and _spans(left, right, lanes)
+        block = len(lanes) == 3 and local.lanes == lanes[:2] and lanes[2] not in local.lanes and multiplies_matrices(node)
         if block and all(bounds_a_lane(g, lanes) for g in guard):
             # What is not there is 0, and adds nothing.
             more = [g for v in (left, right) if isinstance(v, Load) for g in v.guard if bounds_a_lane(g, lanes)]
@@ -251,25 +250,6 @@ def _numbers(expr: Expr) -> Expr:
 
 def _is_number(e: Expr) -> TypeGuard[Element]:
     return isinstance(e, Element) and e.array.local and e.index.value == 0
-
-
-def _spans(left: Value, right: Value, lanes: Lanes) -> bool:
-    """Whether the operands are blocks of rows by depth and of depth by columns."""
-    rows, columns, depth = (lane.symbol for lane in lanes)
-    mine, theirs = _symbols(left), _symbols(right)
-    return {rows, depth} <= mine and columns not in mine and {columns, depth} <= theirs and rows not in theirs
-
-
-def _symbols(value: Value) -> set[Symbol]:
-    found: set[Symbol] = set()
-    for v in value.walk():
-        if isinstance(v, Load):
-            found |= {s for e in v.index for s in e.symbols}
-        elif isinstance(v, Number):
-            found |= v.expr.symbols
-        elif isinstance(v, Held):
-            found |= {lane.symbol for lane in v.local.lanes}
-    return found
 
 
 def _inward(lanes: Lanes, value: Value, target: tuple[Tensor, tuple[Expr, ...]] | None = None) -> Lanes:

@@ -88,7 +88,7 @@ def derive(
     if array.recipe is None:
         return torch.tensor(array.data, dtype=torch.int64, device=device)
     owners = tuple(tensors[a.name] for a in sorted(array.sources, key=lambda a: a.name))
-    numbers = tuple(symbols[s] for s in sorted(_symbols(array), key=str))
+    numbers = tuple(symbols[s] for s in sorted(symbols_of(array), key=str))
     if not owners:
         return _make(array, tensors, symbols, device, remember)
     # Keyed by the whole array: sums over the first rows and over all rows have the same name.
@@ -101,10 +101,11 @@ def _on_device(x: torch.Tensor | int, device: torch.device) -> torch.Tensor:
     return x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=torch.int64, device=device)
 
 
-def _symbols(array: Array) -> frozenset[Symbol]:
+def symbols_of(array: Array) -> frozenset[Symbol]:
+    """The symbols that the elements of an array depend on."""
     if array.recipe is None:
         return frozenset()
-    return array.recipe.symbols | {s for a in array.recipe.arrays for s in _symbols(a)}
+    return array.recipe.symbols | {s for a in array.recipe.arrays for s in symbols_of(a)}
 
 
 def _make(

@@ -83,6 +83,15 @@ class BoundCall:
     """Checks that wait for something to be computed; None before the first stage."""
     sizes: dict[Any, Any] | None = None
     """What earlier calls with the same outline left about their sizes; None if nobody has looked for such calls."""
+    unread: dict[int, Callable[[], int]] | None = None
+    """By place, numbers that take a host copy of lengths: read only if a program needs them, and 0 until then."""
+
+    def read(self, places: Iterable[int]) -> None:
+        """Reads those of the unread numbers that are at these places."""
+        unread = self.unread or {}
+        found = {place: unread.pop(place)() for place in places if place in unread}
+        if found:
+            self.numbers = tuple([found.get(place, number) for place, number in enumerate(self.numbers)])
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
         """What `make` returns for these tensors: cached with them, or only for this call if one of them was computed."""

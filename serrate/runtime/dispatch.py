@@ -249,6 +249,34 @@ class Doubles:
 
     places: tuple[int, ...]
 
+    def of(self, leaves: Leaves) -> array[float]:
+        """Those of a call, in memory of the host."""
+        return array("d", map(leaves.__getitem__, self.places))
+
+
+_doubles: OrderedDict[tuple[torch.device, int, bytes], torch.Tensor] = OrderedDict()
+"""By device; by stream, because another would not wait until they are filled in; by bits, because 0.0 == -0.0."""
+
+
+def doubles_on(device: torch.device, floats: Iterable[float]) -> torch.Tensor:
+    """Floats in memory of a device, which has those of recent calls. They are filled in there, because a copy from the host would
+    wait; in a call that a CUDA graph records, for that graph alone."""
+    given = array("d", floats)
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return _filled_in(device, given)
+    key = (device, torch.cuda.current_stream(device).cuda_stream, given.tobytes())
+    found = _doubles.get(key)
+    if found is None:
+        found = _filled_in(device, given)
+        remember(_doubles, key, found)
+    return found
+
+
+def _filled_in(device: torch.device, floats: Sequence[float]) -> torch.Tensor:
+    if device.type == "cpu" or not floats:
+        return torch.tensor(floats, dtype=torch.float64, device=device)
+    return torch.stack([torch.full((), x, dtype=torch.float64, device=device) for x in floats])
+
 
 Source = int | torch.Tensor | Doubles
 """Where a program's tensor comes from: the place of a leaf, a tensor that the binding holds, or floats among the leaves."""
@@ -282,7 +310,8 @@ def bound(
     sizes = [tensor.numel() for tensor in tensors]
     sizes += [prod(shape) for shape, _ in ready.shapes]
     sizes += [row.numel() for row in ready.private]
-    device = tensors[0].device if tensors else torch.device("cpu")
+    places = (tensor.device for tensor, source in zip(tensors, sources, strict=True) if not isinstance(source, Doubles))
+    device = next(places, torch.device("cpu"))
     launch = _launch(ready, sources, sizes, device, indices, apart, keep)
     if not ready.shapes and require is None and finish is None:
         return launch
@@ -334,12 +363,12 @@ def _launch(
     executable, arrays, symbols, count = ready.executable, ready.arrays, ready.symbols, len(sources)
     known = [*[0] * len(sizes), *[a.data_ptr() for a in arrays]]
     places: list[tuple[int, int]] = []
-    floats: list[tuple[int, tuple[int, ...]]] = []
+    floats: list[tuple[int, Doubles]] = []
     for k, source in enumerate(sources):
         if isinstance(source, int):
             places.append((k, source))
         elif isinstance(source, Doubles):
-            floats.append((k, source.places))
+            floats.append((k, source))
         else:
             known[k] = source.data_ptr()
     for k, place in indices:
@@ -354,15 +383,22 @@ def _launch(
             pointers = known.copy()
             for k, place in places:
                 pointers[k] = leaves[place].data_ptr()
+            doubles = [(k, doubles_on(device, own.of(leaves))) for k, own in floats] if floats else ()
+            for k, each in doubles:
+                pointers[k] = each.data_ptr()
             for k, each in enumerate(into, count) if into else ():
                 pointers[k] = each.data_ptr()
 
             def every() -> list[InMemory]:
                 memory = [*find(leaves), *into, *private, *arrays]
+                for k, each in doubles:
+                    memory[k] = each
                 for k, place in indices:
                     memory[len(sizes) + k] = memory[place]
                 return memory
 
+            if apart is not None:
+                apart(pointers)
             if PROFILER._is_profiler_enabled:
                 with profiled(ready):
                     execute(pointers, every)
@@ -378,7 +414,7 @@ def _launch(
             pointers[k] = leaves[place].data_ptr()
         for k, own in floats:
             # Alive until the program has run.
-            doubles = array("d", map(leaves.__getitem__, own))
+            doubles = own.of(leaves)
             pointers[k] = doubles.buffer_info()[0]
         for k, each in enumerate(into, count) if into else ():
             pointers[k] = each.data_ptr()

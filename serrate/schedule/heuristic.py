@@ -188,10 +188,18 @@ def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: b
 
 
 def _sizes(rows: RowStatistics, target: Target, product: bool, carried: Carried, mean: int) -> dict[str, int]:
-    """The sizes for rows on a GPU. Blocks of matrix products have no more rows than rows have positions on average: few tokens of
-    each expert would leave most of a larger one empty."""
-    if not product:
-        return _of_numbers(rows, carried, mean)
+    """The sizes for rows on a GPU."""
+    return product_sizes(mean, target) if product else _of_numbers(rows, carried, mean)
+
+
+def product_sizes(mean: int, target: Target) -> dict[str, int]:
+    """The sizes for matrix products on a GPU. Blocks have no more rows than rows have positions on average: few tokens of each
+    expert would leave most of a larger one empty.
+
+    >>> from serrate.schedule.target import GPU
+    >>> product_sizes(1000, GPU), product_sizes(70, GPU), product_sizes(20, GPU)
+    ({}, {}, {'tile': 32, 'warps': 4})
+    """
     most = target.matmul[0]
     tile = max(power_of_two_at_least(mean), target.least_matmul)
     if tile >= most:

@@ -10,10 +10,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Element, Expr, Sum, Symbol
-from serrate.ir.loops import Block, Dot, Held, Lanes, Load, Reduce, Running, While, Write, expressions_of, flat_index, values_of
+from serrate.ir.loops import (
+    Block,
+    Dot,
+    Held,
+    Lanes,
+    Load,
+    Reduce,
+    Running,
+    While,
+    Write,
+    expressions_of,
+    flat_index,
+    multiplies_matrices,
+    values_of,
+)
 from serrate.ir.ragged_transforms import Combine
 from serrate.ir.tile import GRID, SERIAL, Around, Axis, ByLength, Leaf, Loop, Phase, Statement, TileProgram, inner, statements
 from serrate.ir.transforms import Split
@@ -58,10 +73,18 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
     _products(program.axes, chosen, facts, target)
     _vectors(program, phase, chosen, facts, target)
     _rest(program, phase, chosen, target)
-    _fit(program, phase, chosen, target)
+    _fit(program, phase, chosen, facts, target)
     found = {a.name: max(chosen[a], Sized(a.least, "the least that the kernel allows")) for a in program.axes}
     given = {name: Sized(size, "asked for") for name, size in (asked or {}).items()}
     return {a.name: given.get(a.name, found[a.name]) if a.looped and a.block is None else found[a.name] for a in program.axes}
+
+
+class MatrixProduct(NamedTuple):
+    """The positions of the axes of a matrix product."""
+
+    rows: Symbol
+    columns: Symbol
+    depth: Symbol
 
 
 class AxisUse:
@@ -73,6 +96,7 @@ class AxisUse:
         self.rows: set[Symbol] = set()
         self.columns: set[Symbol] = set()
         self.depths: set[Symbol] = set()
+        self.products: list[MatrixProduct] = []
         self.batches: set[Symbol] = set()
         """Axes that matrix products have besides their three."""
         self.computed: set[Symbol] = set()
@@ -84,6 +108,7 @@ class AxisUse:
             self._memory(node)
             if isinstance(node, Dot) and len(node.lanes) >= 3:
                 *batches, rows, columns, depth = (lane.symbol for lane in node.lanes)
+                self.products.append(MatrixProduct(rows, columns, depth))
                 self.batches.update(batches)
                 self.rows.add(rows)
                 self.columns.add(columns)
@@ -107,6 +132,25 @@ class AxisUse:
             flat = flat_index(index, [d.extent_expr for d in tensor.storage])
             terms = dict(flat.terms) if isinstance(flat, Sum) else {flat: 1}
             self.along |= {term for term, factor in terms.items() if factor == 1 and isinstance(term, Symbol)}
+
+    @property
+    def chained(self) -> set[Symbol]:
+        """Axes of a product's result that another product sums over: keys, in attention."""
+        return self.depths & (self.columns | self.rows)
+
+    @property
+    def kept(self) -> set[Symbol]:
+        """Rows of chained products that stay to the end: queries, in attention."""
+        return {p.rows for p in self.products if not self.chained.isdisjoint(p)} - self.chained
+
+
+def product_warps(program: TileProgram, target: Target) -> int | None:
+    """The number of warps of a kernel with matrix products: few for the small blocks of chained ones, so that several programs
+    share a multiprocessor; None without products."""
+    uses = [AxisUse(program, phase) for phase in program.phases]
+    if not any(use.products for use in uses):
+        return None
+    return target.warps if any(use.chained for use in uses) else 2 * target.warps
 
 
 def kernel_work(program: TileProgram) -> RowWork:
@@ -158,12 +202,16 @@ def _products(axes: Sequence[Axis], chosen: dict[Axis, int], facts: AxisUse, tar
     """Blocks of matrix products; an axis that is the depth of one and a column of another gets a size that suits both."""
     why = "blocks of a matrix product are {} x {} x {}".format(*target.matmul)
     rows, columns, depth = (Sized(size, why) for size in target.matmul)
+    why = "blocks of chained products are {} x {}".format(*target.contraction)
+    kept, along = (Sized(size, why) for size in target.contraction)
     for axis in axes:
         at = axis.position
         if chosen[axis]:
             continue
-        if at in facts.depths and (at in facts.columns or at in facts.rows):
-            chosen[axis] = rows
+        if at in facts.chained:
+            chosen[axis] = along
+        elif at in facts.kept:
+            chosen[axis] = kept
         elif at in facts.depths:
             chosen[axis] = _at_most(axis, depth)
         elif at in facts.columns:
@@ -192,28 +240,33 @@ def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts:
             chosen[axis] = _at_most(axis, most)
 
 
-def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], target: Target) -> None:
+def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: AxisUse, target: Target) -> None:
     """Halves tiles that the user left open until no statement has a larger block than the target holds."""
     axes = {a.position: a for a in program.axes}
-    blocks = [
-        [axes[lane.symbol] for lane in lanes]
-        for node in statements(phase.body)
-        if isinstance(node, Block)
-        for lanes in _held_at_once(node)
-    ]
-    for block in blocks:
-        while math.prod(map(chosen.__getitem__, block)) > target.largest:
+    for lanes in (lanes for node in statements(phase.body) if isinstance(node, Block) for lanes in _held_at_once(node)):
+        block = [axes[lane.symbol] for lane in lanes]
+        most = _most_held(lanes, facts, target)
+        while math.prod(map(chosen.__getitem__, block)) > most:
             widest = max((a for a in block if a.looped and a.block is None), key=lambda a: (chosen[a], a.name), default=None)
             if widest is None or chosen[widest] <= max(widest.least, target.least_matmul if _multiplied(phase, widest) else 1):
                 break
-            chosen[widest] = Sized(-(-chosen[widest] // 2), f"halved until no block has more than {target.largest} elements")
+            chosen[widest] = Sized(-(-chosen[widest] // 2), f"halved until no block has more than {most} elements")
 
 
 def _held_at_once(node: Block) -> Iterable[Lanes]:
-    """The lanes of the blocks that a statement holds at once: a float product never holds all three."""
-    if isinstance(node, Dot) and node.local.dtype.is_floating_point:
-        return itertools.combinations(node.lanes, len(node.lanes) - 1)
+    """The lanes of the blocks that a statement holds at once: a float product of matrices has two operands and a
+    result; in any other product, all axes meet in one block."""
+    if isinstance(node, Dot) and node.local.dtype.is_floating_point and multiplies_matrices(node):
+        *batches, rows, columns, depth = node.lanes
+        return [(*batches, *sides) for sides in itertools.combinations((rows, columns, depth), 2)]
     return [node.lanes]
+
+
+def _most_held(lanes: Lanes, facts: AxisUse, target: Target) -> int:
+    """The most elements of a block. Sums of products fill the registers, unless other products are computed from them."""
+    sides = {lane.symbol for lane in lanes} - facts.batches
+    is_result = any({p.rows, p.columns} == sides for p in facts.products)
+    return max(target.sums // len(facts.products), target.largest) if is_result and not facts.chained else target.largest
 
 
 def _multiplied(phase: Phase, axis: Axis) -> bool:

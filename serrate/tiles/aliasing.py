@@ -76,7 +76,7 @@ class Aliasing:
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
     """The address range of a tensor; empty if it has no elements or no memory."""
-    if not x.numel() or x.device.type != "cpu":
+    if not x.numel() or x.is_meta:
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize

@@ -92,12 +92,16 @@ def widths(env: Env) -> set[Path]:
 
 
 def counts_of(env: Env) -> set[int]:
-    """Numbers of rows, lengths and first dims that are not also another dim: an equal integer will vary with them."""
+    """Numbers of rows, lengths and first dims that are not also another dim: an equal integer will vary with them. Those that the
+    host does not know are left out."""
     found: set[int] = set()
     widths: set[int] = set()
     for value in env.values():
         if isinstance(value, JaggedTensor):
-            found |= {value.num_rows, value.num_groups, value.max_length, value.total_elements}
+            structure, longest = value.structure, value.structure.known_max_length()
+            found |= {value.num_rows, value.num_groups, value.values.shape[0]}
+            found |= {value.total_elements} if structure.knows_total() else set()
+            found |= set() if longest is None else {longest}
             widths |= set(value.values.shape[1:])
         elif isinstance(value, torch.Tensor) and value.dim():
             found |= {value.shape[0], value.shape[0] - 1}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from serrate.errors import DeviceError
 from serrate.frontend.kernel.machine import BlockSize
 from serrate.ir.values import Tensor
 from serrate.runtime.bind import Arguments, BoundCall
-from serrate.runtime.dispatch import Doubles
+from serrate.runtime.dispatch import Doubles, doubles_on
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tiles.trace import Trace
@@ -105,11 +106,12 @@ def device_of(items: Items) -> torch.device:
 
 
 def _floats(items: Items) -> torch.Tensor:
-    given, device = [x for x in items if isinstance(x, float)], device_of(items)
-    if device.type == "cpu" or not given:
-        return torch.tensor(given, dtype=torch.float64, device=device)
-    # A copy from the host would wait for the device.
-    return torch.stack([torch.full((), x, dtype=torch.float64, device=device) for x in given])
+    return doubles_on(device_of(items), [x for x in items if isinstance(x, float)])
+
+
+def is_longest(path: Path) -> bool:
+    """Whether the number at a path is the length of the longest row of a level."""
+    return path[1:] == ("max_length",) or (len(path) == 3 and path[1] == "longest")
 
 
 class Places:
@@ -150,6 +152,11 @@ class Places:
             case (what,):
                 return lambda items: int(getattr(items[place], what))
         raise AssertionError(f"no number is at {path}")
+
+    def known_longest(self, path: Path) -> Callable[[Items], int | None]:
+        """The number at a path that `is_longest`, or None if it takes a host copy."""
+        place, level = self._places[path[0]], -1 if path[1] == "max_length" else path[2]
+        return lambda items: items[place].structure.known_max_length(level)
 
     def array(self, name: str, axis: int, what: str) -> Callable[[Items], torch.Tensor]:
         """Finds an array that describes rows."""
@@ -194,6 +201,7 @@ class ArgumentSources:
         self._paths: dict[str, Path] = {t.tensor.name: path for path, t in trace.tensors.items()}
         self._places = Places(self.names)
         self._numbers = [self._places.number(path) for path in trace.numbers]
+        self._longest = [(k, self._places.known_longest(path)) for k, path in enumerate(trace.numbers) if is_longest(path)]
         self._arrays = [self._places.array(*described) for described in trace.described]
         self.arrays = dict(zip(trace.described.values(), self._arrays, strict=True))
         """How the arrays that describe rows are found."""
@@ -215,9 +223,15 @@ class ArgumentSources:
         """The device that the loop runs on; where tensors are is part of what a program is made for."""
 
     def call(self, items: Items) -> BoundCall:
-        """The arrays and numbers of a call."""
+        """The arrays and numbers of a call. The length of the longest row, if the host does not know it, is left unread."""
         arrays = tuple([array(items) for array in self._arrays])
-        return BoundCall(arrays, tuple([number(items) for number in self._numbers]), self.device)
+        unread: dict[int, Callable[[], int]] = {
+            k: partial(self._numbers[k], items) for k, known in self._longest if known(items) is None
+        }
+        if not unread:
+            return BoundCall(arrays, tuple([number(items) for number in self._numbers]), self.device)
+        numbers = tuple([0 if k in unread else number(items) for k, number in enumerate(self._numbers)])
+        return BoundCall(arrays, numbers, self.device, unread=unread)
 
     def structures(self, items: Items) -> list[Structure]:
         """The structures of the ragged tensors of a call."""

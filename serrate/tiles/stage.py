@@ -15,20 +15,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from serrate import logs
-from serrate.engine import ONE_PLAN, BuiltProgram, CallFacts, CompiledStage, default_backend
+from serrate.engine import BACKENDS, ONE_PLAN, BuiltProgram, CallFacts, CompiledStage, SizedProgram, default_backend
 from serrate.errors import KernelError, StrategyError
 from serrate.ir.expr import Array, Environment
-from serrate.ir.loops import Block, Declare, Load, LoopProgram, Write, map_values, nodes, values_of
-from serrate.ir.tile import Statement, TileProgram, inner, with_inner
+from serrate.ir.loops import Block, Declare, Dot, Load, LoopProgram, Write, map_values, nodes, values_of
+from serrate.ir.tile import Statement, TileProgram, inner, statements, with_inner
 from serrate.ir.values import Call, Tensor, Value, rewrite
+from serrate.modes import is_deterministic
 from serrate.runtime.bind import BoundCall, known_variation
 from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound
-from serrate.runtime.launch import CppExecutable, Executable
-from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, waits
+from serrate.runtime.launch import Executable
+from serrate.runtime.results import Result
+from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, product_sizes, similar_mean, waits
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, Target
 from serrate.tensor.structure import Structure
+from serrate.tensor.sync import is_host
 from serrate.tiles.aliasing import Aliasing
 from serrate.tiles.lift import LiftedLoop, Source, lift
 from serrate.tiles.sources import ArgumentSources, Items, Path, TensorSource
@@ -64,6 +67,8 @@ class Options:
     """How many device loops share a budget for tuning."""
 
 
+SIZES = 64
+"""For how many sets of numbers a program keeps what depends on them alone; the oldest is dropped first."""
 ONLY_IF_CUT = "only_if_cut"
 """An option of the usual choice: rows stay whole if they cannot be cut."""
 ROOM = 1 << 28
@@ -138,8 +143,7 @@ class TensorSources(NamedTuple):
     tensors: Sequence[TensorSource]
     aliasing: Aliasing
     bindable: bool
-    """False if every call must be bound anew: a loop that stores to offsets changes them without changing any key, and only
-    generated C++ reads floats from where a binding puts them."""
+    """False if every call must be bound anew: a loop that stores to offsets changes them without changing any key."""
 
 
 NO_FLOATS = torch.empty(0, dtype=torch.float64, device="cpu")
@@ -172,6 +176,10 @@ class LoopStage(CompiledStage):
         self.reasons: tuple[str, ...] = ()
         """Reasons to add to its plans."""
         self._given: dict[Executable, TensorSources] = {}
+        self._means: list[int] = []
+        """The mean lengths of rows that blocks of matrix products were chosen for."""
+        self._sizes: dict[tuple[Executable, tuple[int, ...]], SizedProgram] = {}
+        """By the numbers of a call: lengths often change while these do not."""
 
     def header(self, chosen: Plan) -> str:
         return f"{self.name}: {chosen.strategy}"
@@ -213,9 +221,27 @@ class LoopStage(CompiledStage):
 
         return self.prepare(call, self.built_or(call, backend, self.chosen(call, backend, facts, arena), facts.usual))
 
+    def prepare(self, call: BoundCall, built: BuiltProgram, results: tuple[Result, ...] = ()) -> Prepared:
+        if built.by_size[is_host(call.device)] is None:
+            return super().prepare(call, built, results)
+        if call.unread:
+            call.read(built.needed)
+        key = (built.executable, call.numbers)
+        sized = self._sizes.get(key)
+        if sized is None:
+            sized = self._sizes[key] = self.sized(call, built)
+            while len(self._sizes) > SIZES:
+                self._sizes.pop(next(iter(self._sizes)))
+        return self.with_arrays(call, sized, results)
+
     def _call_facts(self, items: Items, call: BoundCall) -> CallFacts:
         structures = self._sources.structures(items)
         call.hints = self._sources.hints(items)
+        statistics = functools.partial(_statistics, structures[0] if structures else None)
+        if structures and structures[0].levels == 1 and self._multiplies and BACKENDS[self._backend].many_workers:
+            options = {ONLY_IF_CUT: True} | self._product_sizes(structures[0])
+            why = "blocks of the matrix products of all rows occupy all workers"
+            return CallFacts(Candidate("persistent_dynamic", tuple(options.items())), statistics, why)
         usual, why = Candidate("maskless"), "no row is a large share of all: a worker for each leaves no lane idle"
         last = None
         for structure in structures:
@@ -225,7 +251,19 @@ class LoopStage(CompiledStage):
                 why = "the longest row is, or may be, a large share of the work: other workers would wait for it"
                 break
             last = structure
-        return CallFacts(usual, functools.partial(_statistics, structures[0] if structures else None), why)
+        return CallFacts(usual, statistics, why)
+
+    @functools.cached_property
+    def _multiplies(self) -> bool:
+        """Whether the program has matrix products."""
+        return any(isinstance(n, Dot) for phase in self.naive.phases for n in statements(phase.body))
+
+    def _product_sizes(self, rows: Structure) -> dict[str, int]:
+        """The sizes for matrix products of rows as long as these, as far as the host knows."""
+        if not rows.knows_total() or not rows.num_rows():
+            return {}
+        mean = rows.total_elements(why="a plan") // rows.num_rows()
+        return product_sizes(mean if is_deterministic() else similar_mean(mean, self._means), BACKENDS[self._backend])
 
     def known(self, items: Items) -> Tuning | None:
         """What is known about the plans for these arguments; None if the user has chosen one."""
@@ -254,8 +292,6 @@ class LoopStage(CompiledStage):
             program = executable.program
             given = self._sources.given((*program.inputs, *program.outputs))
             bindable = all(isinstance(each.warm, int) for each in given[len(program.inputs) :])
-            if not isinstance(executable, CppExecutable) and any(isinstance(each.warm, Doubles) for each in given):
-                bindable = False
             found = TensorSources(given, Aliasing(program, [each.path for each in given]), bindable)
             self._given[executable] = found
         return found
@@ -288,7 +324,7 @@ class LoopStage(CompiledStage):
         return binding
 
     def _bound(self, items: Items, ready: Prepared) -> Binding | None:
-        """A binding; None if addresses are checked in every call, or if tensors are not contiguous, because they are copied."""
+        """A binding; None if tensors are not contiguous, because they are copied."""
         if not ready.executable.program.kernels:
             return _nothing
         given, aliasing, bindable = self._given_to(ready.executable)
@@ -298,8 +334,6 @@ class LoopStage(CompiledStage):
         if not all(map(torch.Tensor.is_contiguous, tensors)):
             return None
         apart = aliasing.check(tensors)
-        if apart is not None and not isinstance(ready.executable, CppExecutable):
-            return None
         sources = [own if each.warm is None else each.warm for each, own in zip(given, tensors, strict=True)]
         return bound(ready, sources, tensors, apart=apart, keep=self._sources.structures(items))
 

@@ -27,7 +27,9 @@ from serrate import Config, JaggedTensor, Kernel, Structure
 from serrate.errors import DeviceError, GradientError, KernelError, ShapeError, StructureError
 from serrate.runtime.launch import CppExecutable
 from serrate.schedule.strategies import SCHEDULES
+from serrate.tensor import no_sync
 from serrate.tiles.specialise import LoopPrograms
+from serrate.tiles.stage import LoopStage
 from tests.conftest import FULL
 
 SCALE: Any = 2.0
@@ -773,7 +775,53 @@ def test_a_kernel_may_call_another() -> None:
         assert near(outer(x), (x + 1) * 2 + 1)
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_later_calls_bind_nothing_whatever_their_memory_and_floats(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @serrate.kernel
+    def k(x: torch.Tensor, scale: float, shift: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t] * scale + shift
+        return out
+
+    bound: list[int] = []
+    bind = LoopStage.bind_or_run
+    monkeypatch.setattr(LoopStage, "bind_or_run", lambda stage, items: (bound.append(1), bind(stage, items))[1])
+    run = k.on(backend)
+    for scale, shift in ((2.0, 1.0), (2.0, 1.0), (3.0, 1.0), (1.0, 3.0), (0.0, -0.0), (-0.0, -0.0)):
+        x = torch.randn(4).abs()
+        found = run(x, scale, shift)
+        assert torch.equal(found, x * scale + shift)
+        assert torch.equal(found.signbit(), (x * scale + shift).signbit())
+    assert len(bound) == 1
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("name", ["jagged_sum", "jagged_softmax", "jagged_layer_norm", "grouped_gemm"])
+def test_rows_of_unknown_lengths_take_no_host_copy_and_one_program(
+    name: str, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    build = LoopStage._build
+    monkeypatch.setattr(LoopStage, "_build", lambda stage, *given: (built.append(stage.name), build(stage, *given))[1])
+    sized: list[object] = []
+    size = LoopStage.sized
+    monkeypatch.setattr(LoopStage, "sized", staticmethod(lambda call, made: (sized.append(made), size(call, made))[1]))
+    function = example(name).jagged_per_group if name == "grouped_gemm" else example(name).jagged
+    run = serrate.kernel(function.fn).on("triton")
+    weights = (torch.randn(3, 4, 5),) if name == "grouped_gemm" else ()
+    for lengths in ([2, 0, 7], [4, 4, 1], [0, 0, 9], [3, 1, 5]):
+        values, offsets = torch.randn(9, 4), torch.tensor([0, *itertools.accumulate(lengths)])
+        wanted = function.interpreted()(JaggedTensor.from_csr(values, offsets.clone()), *weights)
+        with no_sync(strict=True):
+            found = run(JaggedTensor.from_csr(values, offsets), *weights)
+        parts = [x.values if isinstance(x, JaggedTensor) else x for x in (found, wanted)]
+        torch.testing.assert_close(*parts)
+    # All of these calls have the same numbers of rows and positions.
+    assert len(made) == len(built) == len(sized) == 1
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 def test_memory_under_two_names_is_refused_where_it_is_stored_to(backend: str) -> None:
     @serrate.kernel
     def k(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

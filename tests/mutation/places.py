@@ -874,7 +874,8 @@ CALLS = [
             EAGER,
         ),
         ("own.shape == (shape if shown is None else shown) and", "own.numel() and", EAGER),
-        ("            apart(pointers)\n", "            pass\n", ("tests/language/test_calls.py",)),
+        ("\n            apart(pointers)\n", "\n            pass\n", ("tests/language/test_calls.py",)),
+        ("\n                apart(pointers)\n", "\n                pass\n", ("tests/language/test_calls.py",)),
         ("if len(bindings) > BINDINGS:", "while len(bindings) >= BINDINGS + 1_000_000:", ("tests/runtime/test_arrays.py",)),
     ),
     *_of(

@@ -20,7 +20,7 @@ from serrate.schedule.plan import Recorder, Sized
 from serrate.schedule.prepare import RowProduct, Shape, describe, gather_operands, reduced_loops, round_operands
 from serrate.schedule.primitives import goes_in_order
 from serrate.schedule.row_work import RowWork, column_lanes
-from serrate.schedule.sizes import kernel_work
+from serrate.schedule.sizes import kernel_work, product_warps
 from serrate.schedule.strategies.contractions import contractions, schedule_contraction
 from serrate.schedule.strategies.kernels import Lanes
 from serrate.schedule.target import Target, power_of_two_at_least
@@ -128,6 +128,8 @@ def warps_for(program: TileProgram, target: Target, *, small: bool = False, look
         # Blocks of ragged products are small, and several programs share a multiprocessor.
         ragged = all(len(s.own_rows) > 1 and width(s, target) <= RAGGED_WIDTH for s in products)
         return target.warps if ragged else 2 * target.warps
+    if program.axes and (warps := product_warps(program, target)) is not None:
+        return warps
     work = work_of(program)
     return 1 if look_ups and not work.over_features else work.warps(target, small=small)
 
