@@ -42,6 +42,7 @@ def install() -> None:
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda *_: None,
         "device_count": lambda: 1,
+        "current_stream": lambda *_: SimpleNamespace(cuda_stream=0),
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=WORKERS, name="none", total_memory=1 << 37),
         "get_device_name": lambda *_: "none",
     }

@@ -28,7 +28,11 @@ from benchmarks import fake_device, limits, report
 from benchmarks.gpu_tasks import DTYPES, TASKS, Work, data_of
 from benchmarks.options import Options, chosen
 
-NAMES = ("sum", "softmax", "layer norm", "pointwise", "gather of rows", "grouped matmul", "attention 64", "experts")
+NAMES = (
+    "sum", "softmax", "layer norm", "pointwise", "gather of rows", "grouped matmul", "attention 64", "decode attention",
+    "to_padded", "from_padded", "experts", "sum, kernel", "softmax, kernel", "layer norm, kernel", "grouped matmul, kernel",
+    "HSTU 64, kernel",
+)  # fmt: skip
 ROWS, MEAN = 64, 64
 WARM_UP, CALLS = 20, 8
 """Calls before anything is timed, and calls that are timed together: few, to escape interruption on a busy machine."""

@@ -214,7 +214,9 @@ def from_padded(
             raise CallError("from_padded: a mask may leave out positions anywhere, so format='padded' cannot keep x in place")
         return _masked(x, mask)
     readable = True
-    if structure is None:
+    if structure is not None:
+        readable = total is None or all(rows.readable() for rows in structure.rows)
+    else:
         assert lengths is not None
         tensors = as_tensors(lengths, x)
         if tensors[0].dtype is torch.bool:

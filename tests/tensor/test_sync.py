@@ -239,6 +239,10 @@ def test_padded_values_need_their_total() -> None:
         with pytest.raises(SyncError, match="from_padded needs lengths on the host"):
             JaggedTensor.from_padded(x, lengths)
         assert JaggedTensor.from_padded(x, lengths, total=7).values.tolist() == [1] * 7
+        structure = Structure.from_offsets(torch.tensor([0, 3, 3, 7]), total=7)
+        with pytest.raises(SyncError, match="from_padded needs lengths on the host"):
+            JaggedTensor.from_padded(x, structure=structure)
+        assert JaggedTensor.from_padded(x, structure=structure, total=7).values.tolist() == [1] * 7
 
 
 def test_validation_by_request_is_a_copy() -> None:
