@@ -224,13 +224,13 @@ def _vectors(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts:
     """Contiguous axes: whole if short; if they are only stored, as much as one store covers. Workers share the columns of rows
     that they reduce."""
     parallel, work = _parallel(program, phase), kernel_work(program)
-    reduces = target.column_bytes > 0 and work.carried != "nothing"
+    reduces, columns = target.column_bytes > 0 and work.carried != "nothing", work.in_narrow_columns(target)
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.along:
             size = _stored_size(phase, axis)
             if size is None and reduces and axis in parallel:
-                lanes = column_lanes(_widest_read(phase, axis), target)
-                most = Sized(lanes, f"several workers share a row: each takes {target.column_bytes} bytes of its positions")
+                lanes = column_lanes(_widest_read(phase, axis), columns)
+                most = Sized(lanes, f"several workers share a row: each takes {columns.column_bytes} bytes of its positions")
             elif size is None and reduces and work.numbers:
                 most = Sized(work.positions(1, target), "a block of numbers: most rows would not fill a larger one")
             elif size is None:

@@ -77,8 +77,9 @@ def test_blocks_and_warps_are_those_of_the_operator(name: str, dtype: torch.dtyp
     assert (mine.warps, mine.stages) == (theirs.warps, theirs.stages) == (theirs.short.warps, theirs.short.stages)
     own, wanted = {t.loop: t.size for t in mine.tiles}, {t.loop: t.size for t in theirs.short.tiles}
     assert (own["k_shortr"], own["m"]) == (wanted["r0"], wanted["d1"])
-    cut = {step.args[2] for step in mine.steps if step.primitive == "cut"}
-    assert cut == {t.size for t in theirs.tiles if t.loop == "r0"}, "pieces are as long"
+    cut = {step.args[2] * own["m"] for step in mine.steps if step.primitive == "cut"}
+    pieces = {t.loop: t.size for t in theirs.tiles}
+    assert cut == {pieces["r0"] * pieces["d1"]}, "pieces have as many elements"
 
 
 def test_statistics_over_features_take_whole_rows_and_many_warps() -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from serrate import JaggedTensor, jit, ops
 from serrate.schedule.plan import Plan
+from serrate.schedule.strategies.persistent_dynamic import FINISH
 
 pytestmark = pytest.mark.triton
 LENGTHS = (3, 0, 17, 1, 40, 2, 1500, 16, 5)
@@ -44,7 +45,7 @@ def test_one_warp_without_stages_sums_rows_that_are_looked_up(dtype: torch.dtype
         assert (plan.warps, plan.stages) == (1, 1)
         sizes = {t.loop: t.size for t in plan.tiles}
         # 512 bytes of sums, and as many elements as a warp holds.
-        assert sizes.get("d3", features) == 128
+        assert ({t.size for t in plan.tiles if t.loop == "d3"} - {FINISH[1]} or {features}) == {128}
         assert sizes["r0i" if plan.short else "r0"] == 2048 // 128
     made = jit(pooled, backend="triton", strategy="persistent_dynamic")
     exact = functional.embedding_bag(ids.values, table.double(), ids.offsets[:-1], mode="sum")
@@ -66,11 +67,30 @@ def test_statistics_over_features_take_smaller_blocks_of_smaller_elements(dtype:
     for plan in both(lambda x: ops.layer_norm(x, (1, 2)), x):
         assert plan.warps == warps
         sizes = {t.loop: t.size for t in plan.tiles}
-        assert sizes["r0i" if plan.short else "r0"] == elements // 128
+        # Pieces combine lanes in every block.
+        assert sizes["r0i" if plan.short else "r0"] == (8192 if plan.short else elements) // 128
 
 
-@pytest.mark.parametrize(("dims", "pieces"), [((1,), 1), ((1, 2), 2)], ids=["columns", "features together"])
-def test_rows_of_two_pieces_stay_whole_unless_workers_share_their_columns(dims: tuple[int, ...], pieces: int) -> None:
-    x = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 128), LENGTHS)
+@pytest.mark.parametrize(
+    ("dims", "dtype", "pieces"),
+    [((1,), torch.float32, 2), ((1,), torch.bfloat16, 1), ((1, 2), torch.float32, 2), ((1, 2), torch.bfloat16, 1)],
+    ids=str,
+)
+def test_rows_of_few_pieces_stay_whole(dims: tuple[int, ...], dtype: torch.dtype, pieces: int) -> None:
+    x = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 128, dtype=dtype), LENGTHS)
     plan, _ = both(lambda x: ops.layer_norm(x, dims), x) if len(dims) > 1 else both(lambda x: torch.softmax(x, dims[0]), x)
     assert plan.most == pieces * next(t.size for t in plan.tiles if t.loop == "r0")
+
+
+def test_whole_rows_that_are_read_twice_have_few_columns() -> None:
+    x = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 128), LENGTHS)
+    for function, columns in ((lambda x: torch.softmax(x, 1), 32), (lambda x: x.sum(1), 64)):
+        plan, _ = both(function, x)
+        assert plan.short is not None and {t.size for t in plan.short.tiles if t.loop == "d1"} == {columns}
+
+
+def test_many_workers_combine_the_partial_results_of_a_row() -> None:
+    x = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 128), LENGTHS)
+    plan, _ = both(lambda x: torch.softmax(x, 1), x)
+    own = plan.steps[[s.primitive for s in plan.steps].index("rfactor") + 1 :]
+    assert [step.args[1:] for step in own[:2]] == [("d1", FINISH[1]), ("r0or", FINISH[0])]

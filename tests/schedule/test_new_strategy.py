@@ -57,6 +57,9 @@ class NeighbouringRows:
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         return [self._members(recorder, shape)[0]], []
 
+    def for_components(self, target: Target) -> Target:
+        return target
+
     def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.ragged is not None
         group, member = self._members(recorder, shape)

@@ -452,6 +452,9 @@ class RowLoops(Protocol):
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         """Arranges a loop over components alone; returns grid loops and lanes."""
 
+    def for_components(self, target: Target) -> Target:
+        """The target with the blocks of loops over components alone."""
+
     def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         """Arranges component and ragged loops; returns grid loops, serial loops and lanes. Remaining loops run inside the grid.
 
@@ -534,6 +537,7 @@ def _schedule_phase(
         schedule_regular(recorder, shape, shapes, target)
     elif shape.ragged is None:
         grid, own = rows.per_component(recorder, shape)
+        target = rows.for_components(target)
         kept, reduced, lanes = lane_regular(recorder, _left(recorder, shape, [*grid, *own]), target)
         if _moves_rows(shape):
             kept, lanes = _lane_block(recorder, shape, target, kept, lanes)

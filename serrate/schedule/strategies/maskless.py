@@ -46,6 +46,7 @@ def maskless(
     if target.factors_blocks and (short or program.axes):
         work = work_of(program)
         small, target = work.halvings > 0, work.in_blocks(target)
+        target = work.in_narrow_columns(target) if short else target
         if pivots and not program.axes:
             _about_pivots(recorder, target)
     look_ups = target.many_workers and sums_look_ups(shapes(recorder.program))
@@ -69,6 +70,9 @@ class WholeRows:
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
         return [shape.component.name], []
+
+    def for_components(self, target: Target) -> Target:
+        return target
 
     def per_row(self, recorder: Recorder, shape: Shape, block: int | None) -> tuple[list[str], list[str], list[str]]:
         assert shape.component is not None and shape.ragged is not None

@@ -7,6 +7,8 @@ on which worker computed what. Of a product of two ragged dims, the one that is 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Accumulate, Scan, TileProgram
 from serrate.schedule.plan import Plan, Recorder, Sized
 from serrate.schedule.prepare import Shape, describe, prepare
+from serrate.schedule.row_work import RowWork
 from serrate.schedule.short_rows import by_length, piece_size
 from serrate.schedule.strategies.common import (
     PhaseBlocks,
@@ -43,9 +46,14 @@ LINE = 512
 """Assumed length of the inner rows of a product, where a piece consists of whole inner rows."""
 
 UNCUT = 2
-"""Pieces of the longest row that a GPU leaves whole: a worker finishes it before all others are done. Where workers share the
-columns of a row, it is one. (On an H200, in percent of a copy's speed, with uniform, exponential, Zipf and giant lengths, softmax
-of 16 bits: 69, 53, 43 and 45, and 70, 53, 39 and 46 with two; of 32 bits: 90, 75, 61 and 66, and 90, 76, 60 and 65.)"""
+"""The longest row that a GPU leaves whole, in multiples of the elements of a piece: a worker finishes it before all others are
+done. It is one where workers share the columns of a row, and for elements of 16 bits. (On an H200, in percent of a copy's speed,
+with exponential and Zipf lengths: softmax 79 and 60, and 81 and 60 with one; layer norm of 16 bits 62 and 52, and 65 and 57 with
+one, of 32 bits 76 and 57, and 75 and 57 with one.)"""
+
+FINISH = (128, 16)
+"""Partial results and columns of the blocks in which a GPU combines them. There may be one long row: many workers share its
+columns. (With 64 columns, it took 57 microseconds to finish a row of a thousand pieces.)"""
 
 GROUP_WARPS = 4
 """Warps of a program for a group of short rows: a thread holds few numbers, so that many programs wait for memory at once."""
@@ -94,23 +102,33 @@ def _pieces(
     recorder = Recorder(program)
     prepare(recorder)
     work = work_of(recorder.program)
-    small, target = target.factors_blocks and work.halvings > 0, work.in_blocks(target)
+    small, target = target.factors_blocks and work.halvings > 0, work.in_blocks(target, pieces=apart)
     look_ups = target.many_workers and sums_look_ups(shapes(recorder.program))
     target = for_look_ups(target) if look_ups else target
     whole, target = target, in_columns(target, shapes(recorder.program))
     across = max((width(s, target) for s in shapes(recorder.program)), default=1)
-    # Workers that share the columns of a row take shorter pieces of it.
     shares = target.widest < whole.widest
+    # Workers that share the columns of a row take shorter pieces of it.
     elements = target.chunk // 2 if shares else target.chunk
     piece = block_size(chunk, max(elements // across, 1), target)
     if tile and target.many_workers:
         most, columns, depth = target.matmul
         block = min(max(block_size(tile, most, target), target.least_matmul), most)
         target = replace(target, matmul=(block, columns, depth))
-    whole_rows = (uncut or piece * (1 if chunk or shares else UNCUT)) if apart else 0
-    schedule(recorder, target, PiecesOfRows(tile, piece, chunk, whole_rows), lanes)
+    whole_rows = (
+        (uncut or (piece if chunk else _longest(elements, shares, work, whole, shapes(recorder.program)))) if apart else 0
+    )
+    finish = replace(target, widest=min(target.widest, FINISH[1]), finish=math.prod(FINISH)) if shares and apart else target
+    schedule(recorder, target, PiecesOfRows(tile, piece, chunk, whole_rows, finish), lanes)
     warps = warps or warps_for(program, target, small=small, look_ups=look_ups)
     return recorder.plan("persistent_dynamic", warps, stages or stages_for(program, target, look_ups=look_ups))
+
+
+def _longest(elements: int, shares: bool, work: RowWork, target: Target, phases: Sequence[Shape]) -> int:
+    """How many positions a row may have to be left whole, for workers with the columns of whole rows."""
+    columns = in_columns(work.in_narrow_columns(target), phases)
+    across = max((width(s, columns) for s in phases), default=1)
+    return max(elements * (1 if shares or work.sixteen_bits else UNCUT) // across, 1)
 
 
 def _with_short_rows(
@@ -161,6 +179,11 @@ class PiecesOfRows:
     """The size of a piece, if the caller chose it."""
     uncut: int = 0
     """Rows of up to so many positions are left to another plan."""
+    finish: Target | None = None
+    """The target with the blocks in which partial results are combined."""
+
+    def for_components(self, target: Target) -> Target:
+        return self.finish or target
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
@@ -235,6 +258,7 @@ class PiecesOfRows:
     def _finish(self, recorder: Recorder, shape: Shape, target: Target) -> None:
         """Combines the partial results of a row, in order."""
         assert shape.component is not None and shape.ragged is not None
+        target = self.for_components(target)
         kept, reduced, lanes = lane_regular(recorder, shape, target)
         row, pieces = shape.component.name, shape.ragged.name
         serial = pieces
