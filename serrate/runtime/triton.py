@@ -34,6 +34,11 @@ from serrate.tensor.torch_private import is_recorded
 SHARED = 8192
 """How many warps share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
+REGISTERS, MOST_REGISTERS = "maxnreg", 128
+"""Triton's option for the most registers of a thread, and the most for kernels that wait for memory: sixteen warps share a
+multiprocessor then. (Softmax of 16 bits on an H200: 66% of a copy's speed with 155 registers, 70% with 128.) With the option, the
+assembler takes as many as it may, so it is given only to kernels that would take more."""
+
 FEW_BLOCKS = 64
 """The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
 
@@ -56,8 +61,10 @@ class TritonFunction:
     their integers, because none of these is specialised.
     """
 
-    def __init__(self, function: Any, options: Mapping[str, int]) -> None:
+    def __init__(self, function: Any, options: Mapping[str, int], registers: int | None = None) -> None:
         self.function, self._options = function, options
+        self._registers = registers
+        """The most registers of a thread, if that should be limited."""
         self.compiled: dict[tuple[torch.device, tuple[int, ...]], LoadedKernel] = {}
         """By device and `wide` integers."""
 
@@ -81,7 +88,7 @@ class TritonFunction:
             kernel = self._compiled_and_launched((*grid, 1), given, numbers, matrices)
         # None under the interpreter. Triton compiles for aligned addresses, and anew for others.
         if kernel is not None and not functools.reduce(operator.or_, [t.data_ptr() for t in given], 0) & 15:
-            self.compiled[device, wide(numbers)] = direct(kernel, device)
+            self.compiled[device, wide(numbers)] = self._limited(kernel, direct(kernel, device), (*given, *numbers))
 
     def prepare(self, tensors: Sequence[InMemory], numbers: Numbers, matrices: Sequence[Matrix] = ()) -> None:
         """Compiles for such arguments and launches nothing, unless something is compiled already."""
@@ -90,10 +97,24 @@ class TritonFunction:
         if self.compiled or device.type == "cpu" or not is_direct([t.data_ptr() for t in given]) or is_recorded(given[0]):
             return
         arguments = [*given, *(m.of(given) for m in matrices), *numbers]
+
+        def warm(options: Mapping[str, int]) -> tuple[Any, LoadedKernel]:
+            kernel = self.function.warmup(*arguments, grid=(1,), **options)
+            return kernel, direct(kernel, device)
+
         with torch.cuda.device(device):
-            self.compiled[device, wide(numbers)] = self._fitting(
-                lambda options: direct(self.function.warmup(*arguments, grid=(1,), **options), device)
-            )
+            kernel, loaded = self._fitting(warm)
+        self.compiled[device, wide(numbers)] = self._limited(kernel, loaded, arguments)
+
+    def _limited(self, kernel: Any, loaded: LoadedKernel, arguments: Sequence[Any]) -> LoadedKernel:
+        """A kernel that takes no more registers than it should, unless it would then spill some."""
+        if self._registers is None or (getattr(kernel, "n_regs", None) or 0) <= self._registers:
+            return loaded
+        device = arguments[0].device
+        with torch.cuda.device(device):
+            limited = self.function.warmup(*arguments, grid=(1,), **self._options, **{REGISTERS: self._registers})
+            found = direct(limited, device)
+        return loaded if limited.n_spills else found
 
     def _compiled_and_launched(
         self, grid: tuple[int, int, int], tensors: Tensors, numbers: Numbers, matrices: Sequence[Matrix]
@@ -264,10 +285,14 @@ class TritonExecutable:
     def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
         program = self._printed.program
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
-        options = {"num_warps": warps, "enable_fp_fusion": False, **({"num_stages": launch.stages} if launch.stages else {})}
+        options = {"num_warps": warps, "enable_fp_fusion": False}
+        if launch.stages:
+            options["num_stages"] = launch.stages
         memory = [*(program.tensors.index(t) for t in launch.tensors)]
         memory += [len(program.tensors) + program.arrays.index(a) for a in launch.arrays]
-        kernel = TritonFunction(getattr(self._module, launch.function), options)
+        # Two programs share a multiprocessor, of all 65,536 registers.
+        registers = min(MOST_REGISTERS, 1024 // warps) if not launch.stages and torch.version.hip is None else None
+        kernel = TritonFunction(getattr(self._module, launch.function), options, registers)
         grid, shared = (
             size_function(const(0) if sizes is None else functools.reduce(operator.mul, sizes, const(1)), program.symbols)
             for sizes in (launch.grid, launch.shared)

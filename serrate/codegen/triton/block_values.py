@@ -111,7 +111,10 @@ class ValuePrinter(IndexPrinter):
 
     def _eviction(self, value: Load) -> str:
         """The hint of a load that reads a block of rows for the last time."""
-        return ', eviction_policy="evict_first"' if (self.loop, value.tensor) in self.last_reads else ""
+        if (self.loop, value.tensor) in self.last_reads:
+            return ', eviction_policy="evict_first"'
+        again = any(tensor is value.tensor for _, tensor in self.last_reads)
+        return ', eviction_policy="evict_last"' if again else ""
 
     def still(self, missing: set[Lane], lanes: Lanes) -> str:
         """Adds lanes to a pointer that its address does not depend on, as a mask or value with these lanes requires."""
