@@ -182,6 +182,8 @@ class Assign:
     local: Local
     value: Value
     rests: tuple[Guard, ...] = ()
+    undefined: bool = False
+    """Whether lanes in which the guard does not hold may have any value afterwards; if not, they keep theirs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -504,5 +506,5 @@ def line_of(node: Node) -> str:
     if isinstance(node, Fold):
         names, values = ", ".join(x.name for x in node.locals), ", ".join(map(str, node.values))
         return f"{lanes}{names} {node.reduction}= {values}{where}"
-    operator = f"{node.operator}" if isinstance(node, Reduce) else ""
+    operator = node.operator if isinstance(node, Reduce) else "undefined or " if node.undefined and node.guard else ""
     return f"{lanes}{node.local.name} {operator}= {node.value}{where}"

@@ -34,6 +34,7 @@ from serrate.lower.passes.narrow import narrow
 from serrate.lower.passes.pad_lanes import pad_lanes
 from serrate.lower.passes.peel import peel
 from serrate.lower.passes.prefetch import prefetch
+from serrate.lower.passes.reuse_last_block import reuse_last_block
 from serrate.lower.passes.share_operands import share_operands
 from serrate.lower.passes.split_selects import split_selects
 from serrate.lower.passes.strip_mine import strip_mine
@@ -76,6 +77,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (not target.lanes_in_order, hoist_guards),
         # combine lanes after the loop that reduces them
         (target.factors_blocks, functools.partial(loop_partials, most=target.simple_block)),
+        # begin a second loop over a row with the block that the first has ended with
+        (not target.lanes_in_order, reuse_last_block),
         # do not mask private blocks, nor blocks that are whole
         (not target.lanes_in_order, unmask),
         (not target.lanes_in_order, peel),

@@ -291,6 +291,13 @@ LOWER = [
         ("limit = functools.reduce(minimum, dict.fromkeys(ends.values()), loop.extent)", "limit = loop.extent"),
     ),
     *_of(
+        "serrate/lower/passes/reuse_last_block.py",
+        ("tests/lower/test_reuse_last_block.py",),
+        ("Bind(back, count - 2 - step, (), ())", "Bind(back, count - 1 - step, (), ())"),
+        ("return all(end is not None and at_most_one_apart(loop.extent, end) for end in ends)", "return True"),
+        ("isinstance(v, Held) and v.local.name in changing for v in parts", "False for v in parts"),
+    ),
+    *_of(
         "serrate/codegen/triton/prelude.txt",
         ("tests/engine/test_joined_launches.py",),
         ("tl.where(tl.abs(m) < 1e38, 1.4426950408889634, 1.0)", "1.4426950408889634"),

@@ -64,8 +64,8 @@ def _multiplies_memory(node: Effect) -> bool:
 
 
 def _peeled(loop: For, names: Names) -> list[Node]:
-    guards = _guards(loop)
-    ends = {g: end for g in guards if (end := _bound(g, loop, end_of)) is not None}
+    guards = guards_of(loop)
+    ends = {g: end for g in guards if (end := first_failure(g, loop)) is not None}
     starts = {g: start for g in guards if g not in ends and (start := _bound(g, loop, start_of)) is not None}
     met = functools.reduce(maximum, dict.fromkeys(starts.values()), const(0))
     met = maximum(minimum(met, loop.extent), const(0))
@@ -97,7 +97,7 @@ def _last(loop: For, ends: Bounds, starts: Bounds, whole: Symbol, names: Names) 
     if not ends:
         return []
     body = _decided(settled(loop.body, starts.keys()), starts.keys())
-    if not starts and all(_at_most_one_apart(loop.extent, end) for end in ends.values()):
+    if not starts and all(at_most_one_apart(loop.extent, end) for end in ends.values()):
         return [If((Less(whole, loop.extent),), (Bind(loop.symbol, whole, (), ()), *body), ())]
     rest = symbol(names.of((loop, "rest"), f"rest_{loop.symbol}"), 0)
     left = loop.extent - whole
@@ -112,10 +112,10 @@ def _in_any_order(loop: For) -> bool:
     return all(isinstance(s, Dot) and s.local.name not in read for s in lasting)
 
 
-def _at_most_one_apart(extent: Expr, end: Expr) -> bool:
+def at_most_one_apart(extent: Expr, end: Expr) -> bool:
     """Whether one expression certainly exceeds another by at most one."""
     if isinstance(extent, Minimum):
-        return any(_at_most_one_apart(each, end) for each in (extent.left, extent.right))
+        return any(at_most_one_apart(each, end) for each in (extent.left, extent.right))
     if isinstance(extent, FloorDiv) and isinstance(end, FloorDiv) and extent.right is end.right:
         apart, most = (extent.left - end.left).value, extent.right.value
     else:
@@ -123,13 +123,18 @@ def _at_most_one_apart(extent: Expr, end: Expr) -> bool:
     return apart is not None and most is not None and apart <= most
 
 
-def _guards(loop: For) -> dict[Less, None]:
+def guards_of(loop: For) -> dict[Less, None]:
     """The conditions in a loop that depend on its position: of statements and reads, and those that decide a select."""
     statements = effects(loop.body)
     values = [v for s in statements for value in values_of(s) for v in value.walk()]
     found = [g for each in (*statements, *(v for v in values if isinstance(v, Load))) for g in each.guard]
     found += (g for v in values if isinstance(v, Call) and v.function == "where" for g in conditions_of(v.args[0])[0])
     return {g: None for g in found if loop.symbol in g.symbols}
+
+
+def first_failure(condition: Less, loop: For) -> Expr | None:
+    """The first position of a loop at which a condition may fail in some lane, if it then fails from there on."""
+    return _bound(condition, loop, end_of)
 
 
 def _bound(condition: Less, loop: For, solved: Callable[[Less, Symbol], Expr | None]) -> Expr | None:

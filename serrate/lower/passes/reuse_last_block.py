@@ -1,0 +1,202 @@
+"""Reuse the last block: a loop over the blocks that the loop before it has read begins with the last one, and goes back.
+
+In: a loop program. Out: the same; what the first loop computed in its last iteration, and the second would compute again, is
+still in registers. The second loop goes through the other blocks in reverse, so that it reads first what entered the cache last:
+
+    serial k < n:  m, l softmax= x[k*64 + i]      ->   serial k < n:  m, l softmax= x[k*64 + i];  last = exp(x[k*64 + i] - m)
+    serial k < n:  y[k*64 + i] =                       if 0 < n:      k = n - 1;  y[k*64 + i] = last / l
+                   exp(x[k*64 + i] - m) / l            serial back < n - 1:  k = n - 2 - back
+                                                                      y[k*64 + i] = exp(x[k*64 + i] - m) / l
+
+A row that fits one block is read once. Rows are longer than what caches hold for all programs together, so in order, little of
+them would be left in a cache for the second loop. If a third loop follows, it begins with the block that the second has ended
+with, and goes forward again.
+
+Iterations of the second loop only store, or reduce by commutative operators: their order changes, and depends on the plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from serrate.ir.expr import Less, Symbol, const, maximum, symbol
+from serrate.ir.loops import (
+    MAX_NUMBER,
+    Assign,
+    Bind,
+    Declare,
+    Fold,
+    For,
+    Held,
+    If,
+    Load,
+    Local,
+    LoopProgram,
+    Node,
+    Reduce,
+    Write,
+    held,
+    nodes,
+    values_of,
+    written_by,
+)
+from serrate.ir.reductions import reduction
+from serrate.ir.tile import SERIAL
+from serrate.ir.values import Role, Tensor, Value
+from serrate.lower.names import Names
+from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, per_kernel, substituted, with_values
+from serrate.lower.passes.end_loops import settled
+from serrate.lower.passes.peel import at_most_one_apart, first_failure, guards_of
+
+
+def reuse_last_block(program: LoopProgram) -> LoopProgram:
+    """Begins loops with the block that the loop before them has ended with."""
+    names = Names(program)
+    return per_kernel(program, lambda k: _body(k.body, names))
+
+
+@dataclass(frozen=True)
+class Last:
+    """A value of the last iteration of a loop, the statement that computes it with its position, and the block that keeps it."""
+
+    value: Value
+    at: int
+    source: Effect
+    local: Local
+
+
+def _body(body: Body, names: Names) -> Body:
+    body = kept(body, (inward(node, lambda part: _body(part, names)) for node in body))
+    loops = [k for k, node in enumerate(body) if isinstance(node, For) and node.kind is SERIAL]
+    leaves: dict[int, list[Last]] = {}
+    out: list[Node] = []
+    for k, node in enumerate(body):
+        if k not in loops or not isinstance(node, For):
+            out.append(node)
+            continue
+        before = max((a for a in loops if a < k), default=None)
+        after = min((b for b in loops if b > k), default=None)
+        leaves[k] = [] if after is None else _reused(node, body[k + 1 : after], body[after], names)
+        out += (Declare(last.local, None) for last in leaves[k])
+        loop = _leaving(node, leaves[k])
+        given = [] if before is None else leaves[before]
+        if not given:
+            backward = False
+            out.append(loop)
+        else:
+            backward = not backward
+            out += _continued(loop, node, given, backward, names)
+    return kept(body, out)
+
+
+def _reused(first: For, between: Body, second: Node, names: Names) -> list[Last]:
+    """The values of the last iteration of a loop that the next loop needs for the same block."""
+    assert isinstance(second, For)
+    if first.extent is not second.extent or first.symbol is not second.symbol or not _in_any_order(second):
+        return []
+    if not all(isinstance(n, Declare | Effect) for n in (*first.body, *second.body)) or not _whole_before_last(second):
+        return []
+    written = {n.tensor.memory for n in nodes((first, *between, second)) if isinstance(n, Write)}
+    declared = {n.local.name for n in first.body if isinstance(n, Declare)}
+    found: dict[Value, tuple[int, Effect]] = {}
+    for at, statement in enumerate(first.body):
+        if not isinstance(statement, Assign | Reduce | Fold):
+            continue
+        changing = declared | {x.name for n in nodes((*first.body[at:], *between, second)) for x in written_by(n)}
+        for value in (v for each in values_of(statement) for v in each.walk()):
+            if value not in found and _is_block(value, statement, first.symbol) and _stays(value, changing, written):
+                found[value] = at, statement
+    used: dict[Value, None] = {}
+    for statement in effects(second.body):
+        for value in values_of(statement):
+            used |= dict.fromkeys(_largest(value, statement, found))
+
+    def last(value: Value) -> Last:
+        at, source = found[value]
+        return Last(value, at, source, Local(names.of((first, value), f"{_name(value)}_last"), value.dtype, source.lanes))
+
+    return [last(value) for value in used]
+
+
+def _largest(value: Value, statement: Effect, found: Mapping[Value, tuple[int, Effect]]) -> Iterator[Value]:
+    """The largest parts of a value that were found in all lanes that the statement needs."""
+    source = found[value][1] if value in found else None
+    if source is not None and source.lanes == statement.lanes and set(source.guard) <= set(statement.guard):
+        yield value
+    else:
+        for part in value.args:
+            yield from _largest(part, statement, found)
+
+
+def _in_any_order(loop: For) -> bool:
+    """Whether the iterations of a loop only store, or add to blocks that none of them reads."""
+    own = {n.local.name for n in loop.body if isinstance(n, Declare)}
+    read = {name for n in loop.body for name in blocks_read(n)}
+
+    def is_free(node: Effect) -> bool:
+        if isinstance(node, Write):
+            return not node.add
+        if isinstance(node, Reduce) and node.local.name not in own:
+            commutes = node.operator == MAX_NUMBER or reduction(node.operator).commutative
+            return commutes and node.local.name not in read
+        return isinstance(node, Assign | Reduce) and node.local.name in own
+
+    return all(map(is_free, effects(loop.body)))
+
+
+def _whole_before_last(loop: For) -> bool:
+    """Whether all blocks but the last are whole. Otherwise, as with rows side by side, masks would be computed for the block in
+    registers and for all others: it takes longer than reading it again."""
+    ends = [first_failure(g, loop) for g in guards_of(loop)]
+    return all(end is not None and at_most_one_apart(loop.extent, end) for end in ends)
+
+
+def _is_block(value: Value, statement: Effect, position: Symbol) -> bool:
+    """Whether a value is read from an input where a loop has arrived, one element in each lane."""
+    every = {position, *(lane.symbol for lane in statement.lanes)}
+    loads = (v for v in value.walk() if isinstance(v, Load) and v.tensor.role is Role.INPUT)
+    return any(every <= {s for e in v.index for s in e.symbols} for v in loads)
+
+
+def _stays(value: Value, changing: Collection[str], written: Collection[Tensor]) -> bool:
+    """Whether a value is the same after a loop as in its last iteration."""
+    parts = list(value.walk())
+    if any(isinstance(v, Load) and v.tensor.memory in written for v in parts):
+        return False
+    return not any(isinstance(v, Held) and v.local.name in changing for v in parts)
+
+
+def _name(value: Value) -> str:
+    return next(v.tensor.name for v in value.walk() if isinstance(v, Load) and v.tensor.role is Role.INPUT)
+
+
+def _leaving(loop: For, last: Sequence[Last]) -> For:
+    """A loop that leaves values of its last iteration in private blocks."""
+    if not last:
+        return loop
+    body: list[Node] = []
+    for at, node in enumerate(loop.body):
+        body.append(node)
+        body += (Assign(x.source.lanes, x.source.guard, x.local, x.value, undefined=True) for x in last if x.at == at)
+    return replace(loop, body=tuple(body))
+
+
+def _continued(loop: For, plain: For, given: Sequence[Last], backward: bool, names: Names) -> list[Node]:
+    """A loop that begins with the block that the one before has ended with."""
+    kept_in = {last.value: held(last.local) for last in given}
+    begun = tuple(with_values(n, kept_in.get) if isinstance(n, Effect) else n for n in loop.body)
+    count = symbol(names.of((plain, "count"), f"{plain.symbol}_count"), 0)
+    back = symbol(names.of((plain, "back"), f"{plain.symbol}_back"), 0)
+    step = symbol(names.of((plain, "step"), f"{plain.symbol}_step"), 0)
+    first, rest = substituted(begun, {plain.symbol: const(0)}), substituted(loop.body, {plain.symbol: step + 1})
+    if backward:
+        body = settled(loop.body, guards_of(plain))
+        first = (Bind(back, count - 1, (), ()), *substituted(begun, {plain.symbol: back}))
+        rest = (Bind(back, count - 2 - step, (), ()), *substituted(body, {plain.symbol: back}))
+    others = maximum(count - 1, const(0))
+    return [
+        Bind(count, plain.extent, (), ()),
+        If((Less(const(0), count),), first, ()),
+        For(step, others, plain.kind, rest, others),
+    ]
