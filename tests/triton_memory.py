@@ -49,7 +49,7 @@ class Memory:
         self.first = np.uint64(tensor.data_ptr())
 
     def check(self, what: str, pointers: np.ndarray, mask: np.ndarray | None, size: int) -> None:
-        """Raises unless all elements of `size` bytes lie here. What is before the tensor is far behind it, as unsigned."""
+        """Raises unless all elements of `size` bytes lie here. As unsigned numbers, places before the tensor are far past its end."""
         with np.errstate(over="ignore"):
             places = pointers - self.first
         farthest = places.max(initial=0) if mask is None else places.max(initial=0, where=mask)
@@ -62,7 +62,7 @@ class Memory:
         outside = mask & ((signed < 0) | (signed > self.room - size))
         lane = tuple(int(k) for k in np.argwhere(outside)[0])
         place = int(signed[lane])
-        how_far = f"{-place} bytes before" if place < 0 else f"{place - self.room} bytes behind the end of"
+        how_far = f"{-place} bytes before" if place < 0 else f"{place - self.room} bytes past the end of"
         program = interpreter.interpreter_builder.grid_idx
         raise OutsideMemory(
             f"{self.kernel}, program {program}, {what}s outside of its memory: lane {list(lane)} of {list(signed.shape)}, and "

@@ -8,9 +8,9 @@ still in registers. The second loop goes through the other blocks in reverse, so
                    exp(x[k*64 + i] - m) / l            serial back < n - 1:  k = n - 2 - back
                                                                       y[k*64 + i] = exp(x[k*64 + i] - m) / l
 
-A row that fits one block is read once. Rows are longer than what caches hold for all programs together, so in order, little of
-them would be left in a cache for the second loop. If a third loop follows, it begins with the block that the second has ended
-with, and goes forward again.
+A row that fits one block is read once. The rows of all programs together exceed the cache, so a second loop that started from the
+front would find little of its row there. If a third loop follows, it begins with the block that the second has ended with, and
+goes forward again.
 
 Iterations of the second loop only store, or reduce by commutative operators: their order changes, and depends on the plan alone.
 """
@@ -28,7 +28,6 @@ from serrate.ir.loops import (
     Declare,
     Fold,
     For,
-    Held,
     If,
     Load,
     Local,
@@ -36,6 +35,7 @@ from serrate.ir.loops import (
     Node,
     Reduce,
     Write,
+    expressions_of,
     held,
     nodes,
     values_of,
@@ -45,7 +45,18 @@ from serrate.ir.reductions import reduction
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Role, Tensor, Value
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, per_kernel, substituted, with_values
+from serrate.lower.passes.common import (
+    Body,
+    Effect,
+    blocks_read,
+    effects,
+    inward,
+    kept,
+    names_in,
+    per_kernel,
+    substituted,
+    with_values,
+)
 from serrate.lower.passes.end_loops import settled
 from serrate.lower.passes.peel import at_most_one_apart, first_failure, guards_of
 
@@ -104,6 +115,8 @@ def _reused(first: For, between: Body, second: Node, names: Names) -> list[Last]
         if not isinstance(statement, Assign | Reduce | Fold):
             continue
         changing = declared | {x.name for n in nodes((*first.body[at:], *between, second)) for x in written_by(n)}
+        if not names_in(*(side for g in statement.guard for side in (g.left, g.right))).isdisjoint(changing):
+            continue
         for value in (v for each in values_of(statement) for v in each.walk()):
             if value not in found and _is_block(value, statement, first.symbol) and _stays(value, changing, written):
                 found[value] = at, statement
@@ -160,11 +173,11 @@ def _is_block(value: Value, statement: Effect, position: Symbol) -> bool:
 
 
 def _stays(value: Value, changing: Collection[str], written: Collection[Tensor]) -> bool:
-    """Whether a value is the same after a loop as in its last iteration."""
-    parts = list(value.walk())
-    if any(isinstance(v, Load) and v.tensor.memory in written for v in parts):
+    """Whether a value is the same after a loop as in its last iteration. An index may be a private number or block, too."""
+    if any(isinstance(v, Load) and v.tensor.memory in written for v in value.walk()):
         return False
-    return not any(isinstance(v, Held) and v.local.name in changing for v in parts)
+    read = Assign((), (), Local("", value.dtype, ()), value)
+    return (blocks_read(read) | names_in(*expressions_of(read))).isdisjoint(changing)
 
 
 def _name(value: Value) -> str:
