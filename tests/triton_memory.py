@@ -49,7 +49,7 @@ class Memory:
         self.first = np.uint64(tensor.data_ptr())
 
     def check(self, what: str, pointers: np.ndarray, mask: np.ndarray | None, size: int) -> None:
-        """Raises unless all elements of `size` bytes lie here. As unsigned numbers, places before the tensor are far past its end."""
+        """Raises unless all elements of `size` bytes lie here. As unsigned, places before the tensor are far past its end."""
         with np.errstate(over="ignore"):
             places = pointers - self.first
         farthest = places.max(initial=0) if mask is None else places.max(initial=0, where=mask)
