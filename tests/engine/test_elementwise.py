@@ -5,12 +5,14 @@ In: the cases of `elementwise_cases.py`. Out: failures that name the first bad c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from serrate import ir
+import serrate
+from serrate import JaggedTensor, ir
 from serrate.frontend import ops
 from tests.engine.elementwise_cases import EDGES, ELEMENTWISE, SPECIAL_ELEMENTWISE
 from tests.engine.matrix import POINT, Options, points, run
@@ -69,3 +71,11 @@ def _computed(operation: Any, backend: str, operands: list[torch.Tensor]) -> tor
         fusion.output(operation(*(fusion.input((None,), x.dtype) for x in operands)))
     found: torch.Tensor = fusion.compile(backend)(*operands)
     return found
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+@pytest.mark.parametrize("function", [lambda x: x // 3, lambda x: x % 7, lambda x: torch.fmod(x, 4)], ids=["//", "%", "fmod"])
+def test_bytes_are_divided_by_numbers(function: Callable[[Any], Any], backend: str) -> None:
+    values = torch.tensor([200, 7, 9, 255, 0], dtype=torch.uint8)
+    found = serrate.jit(function, backend=backend)(JaggedTensor.from_lengths(values, [2, 3]))
+    assert torch.equal(found.values, function(values))

@@ -299,8 +299,8 @@ LOWER = [
     ),
     *_of(
         "serrate/codegen/triton/prelude.txt",
-        ("tests/engine/test_joined_launches.py",),
-        ("tl.where(tl.abs(m) < 1e38, 1.4426950408889634, 1.0)", "1.4426950408889634"),
+        ("tests/engine/test_large_logits.py",),
+        ("tl.exp2((x - m) * 1.4426950408889634)", "tl.exp2(tl.fma(x, 1.4426950408889634, m * -1.4426950408889634))"),
     ),
     *_of(
         "serrate/lower/passes/boxes.py",

@@ -14,7 +14,17 @@ import torch
 from serrate.analysis.boxes import MatrixBox, box_of
 from serrate.codegen.triton.indices import IndexPrinter
 from serrate.codegen.triton.module import Descriptor, descriptor_of
-from serrate.codegen.triton.values import FUNCTIONS, LIBDEVICE_BINARY, POWERS, SPECIAL, TYPES, kind_of, number_text, shape_of
+from serrate.codegen.triton.values import (
+    DIVISIONS,
+    FUNCTIONS,
+    LIBDEVICE_BINARY,
+    POWERS,
+    SPECIAL,
+    TYPES,
+    kind_of,
+    number_text,
+    shape_of,
+)
 from serrate.errors import VerificationError
 from serrate.ir.conditions import conditions_of
 from serrate.ir.expr import Array, Expr, Less
@@ -24,19 +34,18 @@ from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
 
 
 class ValuePrinter(IndexPrinter):
-    """Prints values. `descriptors` are what a copy engine reads boxes from, `maxima` tensors that hold maxima of parts of rows,
-    `last_reads` the loops, by id, that read an input last."""
+    """Prints values. `descriptors` are what a copy engine reads boxes from, `last_reads` the loops, by id, that read an input
+    last."""
 
     def __init__(
         self,
         names: Mapping[Array, str],
         blocks: Mapping[str, Local],
         descriptors: Mapping[Descriptor, str],
-        maxima: frozenset[Tensor],
         last_reads: set[tuple[int, Tensor]],
     ) -> None:
         super().__init__(names, blocks)
-        self.descriptors, self.maxima, self.last_reads = descriptors, maxima, last_reads
+        self.descriptors, self.last_reads = descriptors, last_reads
         self.loop = 0
         """The id of the innermost loop."""
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
@@ -149,14 +158,12 @@ class ValuePrinter(IndexPrinter):
             return self._cast(value, args[0])
         if value.function not in FUNCTIONS:
             raise VerificationError(f"the triton backend has no function {value.function!r}")
-        if value.function in LIBDEVICE_BINARY and value.dtype.is_floating_point:
-            # A literal would be float32 there, whatever the dtype of the other operand.
+        if value.function in (LIBDEVICE_BINARY if value.dtype.is_floating_point else DIVISIONS):
+            # A literal would be float32 or int32 there, whatever the dtype of the other operand.
             kind = TYPES[carried_dtype(value.dtype)]
             args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
         if value.function in POWERS and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:
             return f"sr_exp_scaled({', '.join(scaled)}, {args[1]})"
-        if value.function in POWERS and kind_of(value.dtype) == "single" and self._is_maximum(*value.args):
-            return f"sr_exp_change({args[0]}, {args[1] if value.function == 'exp_below' else f'sr_finite({args[1]})'})"
         special = SPECIAL.get((value.function, kind_of(value.dtype)))
         return (special or FUNCTIONS[value.function]).format(*args)
 
@@ -168,12 +175,6 @@ class ValuePrinter(IndexPrinter):
         if not isinstance(block, Held) or not isinstance(scale, Constant) or block.local.name not in self.narrow:
             return None
         return self.held(block.local, lanes), self.value(scale, lanes, guard)
-
-    def _is_maximum(self, x: Value, m: Value) -> bool:
-        """Whether a value that a larger one is subtracted from is the maximum of a part, so that sums relative to it change."""
-        if isinstance(x, Load):
-            return x.tensor in self.maxima
-        return isinstance(m, Call) and m.function == "maximum" and x in m.args
 
     def _cast(self, value: Call, arg: str) -> str:
         if isinstance(value.args[0], Constant):

@@ -93,10 +93,9 @@ def print_triton(
     """
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
-    maxima = _maxima(program)
     for kernel, flying in zip(program.kernels, stages or [1] * len(program.kernels), strict=True):
         grids = _grids(kernel)
-        printers = [_TritonPrinter(program, each, flying, boxes, interpreted, combiners, maxima) for each in grids]
+        printers = [_TritonPrinter(program, each, flying, boxes, interpreted, combiners) for each in grids]
         text, launch = printers[0].run() if len(grids) == 1 else _joined(kernel, printers)
         parts.append(text)
         launches.append(launch)
@@ -152,14 +151,12 @@ class _TritonPrinter(ValuePrinter):
         boxes: bool,
         interpreted: bool,
         combiners: Combiners,
-        maxima: frozenset[Tensor],
     ) -> None:
         self.every = list(nodes(kernel.body))
         super().__init__(
             {a: f"{name}_at" for a, name in array_names(program).items()},
             {n.local.name: n.local for n in self.every if isinstance(n, Declare)},
             box_names(d for n in self.every if boxes and isinstance(n, Dot) for d in descriptors_of(n)),
-            maxima,
             last_reads(kernel.body),
         )
         self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
@@ -630,21 +627,6 @@ class _TritonPrinter(ValuePrinter):
 def _reads_wide(operands: Sequence[tuple[Value, torch.dtype]], narrow: torch.dtype) -> bool:
     """Whether an operand of a product has more bits in memory than this dtype."""
     return any(isinstance(v, Load) and own.itemsize > narrow.itemsize for v, own in operands)
-
-
-def _maxima(program: LoopProgram) -> frozenset[Tensor]:
-    """The tensors that hold maxima of parts of rows: written from a private block that is the largest of several values."""
-    found: set[Tensor] = set()
-    for kernel in program.kernels:
-        every = list(nodes(kernel.body))
-        largest = {n.local.name for n in every if isinstance(n, Reduce) and n.operator == "max"}
-        largest |= {n.local.name for n in every if isinstance(n, Assign) and _is_larger(n.value)}
-        found |= {n.tensor for n in every if isinstance(n, Write) and isinstance(n.value, Held) and n.value.local.name in largest}
-    return frozenset(t for t in found if t.role is Role.SCRATCH)
-
-
-def _is_larger(value: Value) -> bool:
-    return isinstance(value, Call) and value.function == "maximum"
 
 
 def _only_loop(body: Sequence[Node]) -> For | None:
