@@ -506,5 +506,6 @@ def line_of(node: Node) -> str:
     if isinstance(node, Fold):
         names, values = ", ".join(x.name for x in node.locals), ", ".join(map(str, node.values))
         return f"{lanes}{names} {node.reduction}= {values}{where}"
-    operator = node.operator if isinstance(node, Reduce) else "undefined or " if node.undefined and node.guard else ""
-    return f"{lanes}{node.local.name} {operator}= {node.value}{where}"
+    operator = node.operator if isinstance(node, Reduce) else ""
+    otherwise = " else undefined" if isinstance(node, Assign) and node.undefined and node.guard else ""
+    return f"{lanes}{node.local.name} {operator}= {node.value}{where}{otherwise}"

@@ -34,10 +34,14 @@ from serrate.tensor.torch_private import is_recorded
 SHARED = 8192
 """How many warps share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
-REGISTERS, MOST_REGISTERS = "maxnreg", 128
-"""Triton's option for the most registers of a thread, and the most for kernels that wait for memory: sixteen warps share a
-multiprocessor then. (Softmax of 16 bits on an H200: 66% of a copy's speed with 155 registers, 70% with 128.) With the option, the
-assembler takes as many as it may, so it is given only to kernels that would take more."""
+REGISTERS = "maxnreg"
+"""Triton's option that limits the registers of a thread. Given the option, the assembler uses as many as it may, so only kernels
+that would use more get it."""
+MOST_REGISTERS = 128
+"""The limit for kernels that wait for memory: sixteen warps then share a multiprocessor. (Softmax of 16 bits on an H200: 66% of a
+copy's speed with 155 registers, 70% with 128.)"""
+TWO_PROGRAMS = 65536 // (2 * 32)
+"""Registers of a thread times warps of a program, if two programs share the registers of a multiprocessor."""
 
 FEW_BLOCKS = 64
 """The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
@@ -107,7 +111,7 @@ class TritonFunction:
         self.compiled[device, wide(numbers)] = self._limited(kernel, loaded, arguments)
 
     def _limited(self, kernel: Any, loaded: LoadedKernel, arguments: Sequence[Any]) -> LoadedKernel:
-        """A kernel that takes no more registers than it should, unless it would then spill some."""
+        """The kernel, compiled again with fewer registers if it uses more than the limit; as it was if that would spill."""
         if self._registers is None or (getattr(kernel, "n_regs", None) or 0) <= self._registers:
             return loaded
         device = arguments[0].device
@@ -290,8 +294,7 @@ class TritonExecutable:
             options["num_stages"] = launch.stages
         memory = [*(program.tensors.index(t) for t in launch.tensors)]
         memory += [len(program.tensors) + program.arrays.index(a) for a in launch.arrays]
-        # Two programs share a multiprocessor, of all 65,536 registers.
-        registers = min(MOST_REGISTERS, 1024 // warps) if not launch.stages and torch.version.hip is None else None
+        registers = min(MOST_REGISTERS, TWO_PROGRAMS // warps) if not launch.stages and torch.version.hip is None else None
         kernel = TritonFunction(getattr(self._module, launch.function), options, registers)
         grid, shared = (
             size_function(const(0) if sizes is None else functools.reduce(operator.mul, sizes, const(1)), program.symbols)

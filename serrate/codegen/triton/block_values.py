@@ -119,7 +119,7 @@ class ValuePrinter(IndexPrinter):
         return f"{name}.load([{place}]){'' if box.sides == lanes else '.T'}"
 
     def _eviction(self, value: Load) -> str:
-        """The hint of a load that reads a block of rows for the last time."""
+        """The cache hint of a load from rows that several loops read: all loops but the last want them to stay."""
         if (self.loop, value.tensor) in self.last_reads:
             return ', eviction_policy="evict_first"'
         again = any(tensor is value.tensor for _, tensor in self.last_reads)

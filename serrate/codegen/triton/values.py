@@ -27,7 +27,7 @@ TYPES: dict[torch.dtype, str] = {
 }
 LIBDEVICE_UNARY = ("tanh", *(name for name in LIBRARY_UNARY if name != "digamma"))
 DIVISIONS = ("floordiv", "rem", "fmod")
-"""Functions of integers whose operands must have the same sign bit."""
+"""Functions of integers whose operands must have the same signedness."""
 LIBDEVICE_BINARY = ("pow", "fmod", *LIBRARY_BINARY)
 """Functions of floating point that the device's math library has under these names."""
 FUNCTIONS: dict[str, str] = {

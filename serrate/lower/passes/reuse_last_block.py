@@ -68,42 +68,43 @@ def reuse_last_block(program: LoopProgram) -> LoopProgram:
 
 
 @dataclass(frozen=True)
-class Last:
-    """A value of the last iteration of a loop, the statement that computes it with its position, and the block that keeps it."""
+class Saved:
+    """A value of the last iteration of a loop: the statement that computes it, with its position, and the block that holds it."""
 
     value: Value
     at: int
     source: Effect
     local: Local
 
+    def serves(self, statement: Effect) -> bool:
+        """Whether the block has all lanes that a statement needs."""
+        return _covers(self.source, statement)
+
+
+def _covers(source: Effect, statement: Effect) -> bool:
+    return source.lanes == statement.lanes and set(source.guard) <= set(statement.guard)
+
 
 def _body(body: Body, names: Names) -> Body:
     body = kept(body, (inward(node, lambda part: _body(part, names)) for node in body))
-    loops = [k for k, node in enumerate(body) if isinstance(node, For) and node.kind is SERIAL]
-    leaves: dict[int, list[Last]] = {}
-    out: list[Node] = []
-    for k, node in enumerate(body):
-        if k not in loops or not isinstance(node, For):
-            out.append(node)
-            continue
-        before = max((a for a in loops if a < k), default=None)
-        after = min((b for b in loops if b > k), default=None)
-        leaves[k] = [] if after is None else _reused(node, body[k + 1 : after], body[after], names)
-        out += (Declare(last.local, None) for last in leaves[k])
-        loop = _leaving(node, leaves[k])
-        given = [] if before is None else leaves[before]
-        if not given:
-            backward = False
-            out.append(loop)
-        else:
-            backward = not backward
-            out += _continued(loop, node, given, backward, names)
-    return kept(body, out)
+    loops = [(k, node) for k, node in enumerate(body) if isinstance(node, For) and node.kind is SERIAL]
+    out: dict[int, list[Node]] = {}
+    saved: list[Saved] = []
+    backward = False
+    for place, (k, loop) in enumerate(loops):
+        before, saved = saved, []
+        if place + 1 < len(loops):
+            after, following = loops[place + 1]
+            saved = _saved(loop, body[k + 1 : after], following, names)
+        backward = bool(before) and not backward
+        saving = _saving(loop, saved)
+        own = _resumed(saving, loop, before, backward, names) if before else [saving]
+        out[k] = [*(Declare(each.local, None) for each in saved), *own]
+    return kept(body, (new for k, node in enumerate(body) for new in out.get(k, [node])))
 
 
-def _reused(first: For, between: Body, second: Node, names: Names) -> list[Last]:
+def _saved(first: For, between: Body, second: For, names: Names) -> list[Saved]:
     """The values of the last iteration of a loop that the next loop needs for the same block."""
-    assert isinstance(second, For)
     if first.extent is not second.extent or first.symbol is not second.symbol or not _in_any_order(second):
         return []
     if not all(isinstance(n, Declare | Effect) for n in (*first.body, *second.body)) or not _whole_before_last(second):
@@ -120,22 +121,18 @@ def _reused(first: For, between: Body, second: Node, names: Names) -> list[Last]
         for value in (v for each in values_of(statement) for v in each.walk()):
             if value not in found and _is_block(value, statement, first.symbol) and _stays(value, changing, written):
                 found[value] = at, statement
-    used: dict[Value, None] = {}
-    for statement in effects(second.body):
-        for value in values_of(statement):
-            used |= dict.fromkeys(_largest(value, statement, found))
+    used = dict.fromkeys(v for s in effects(second.body) for value in values_of(s) for v in _largest(value, s, found))
 
-    def last(value: Value) -> Last:
+    def save(value: Value) -> Saved:
         at, source = found[value]
-        return Last(value, at, source, Local(names.of((first, value), f"{_name(value)}_last"), value.dtype, source.lanes))
+        return Saved(value, at, source, Local(names.of((first, value), f"{_name(value)}_last"), value.dtype, source.lanes))
 
-    return [last(value) for value in used]
+    return [save(value) for value in used]
 
 
 def _largest(value: Value, statement: Effect, found: Mapping[Value, tuple[int, Effect]]) -> Iterator[Value]:
     """The largest parts of a value that were found in all lanes that the statement needs."""
-    source = found[value][1] if value in found else None
-    if source is not None and source.lanes == statement.lanes and set(source.guard) <= set(statement.guard):
+    if value in found and _covers(found[value][1], statement):
         yield value
     else:
         for part in value.args:
@@ -184,21 +181,26 @@ def _name(value: Value) -> str:
     return next(v.tensor.name for v in value.walk() if isinstance(v, Load) and v.tensor.role is Role.INPUT)
 
 
-def _leaving(loop: For, last: Sequence[Last]) -> For:
-    """A loop that leaves values of its last iteration in private blocks."""
-    if not last:
+def _saving(loop: For, saved: Sequence[Saved]) -> For:
+    """A loop that saves values of every iteration, so that those of the last remain."""
+    if not saved:
         return loop
     body: list[Node] = []
     for at, node in enumerate(loop.body):
         body.append(node)
-        body += (Assign(x.source.lanes, x.source.guard, x.local, x.value, undefined=True) for x in last if x.at == at)
+        body += (Assign(x.source.lanes, x.source.guard, x.local, x.value, undefined=True) for x in saved if x.at == at)
     return replace(loop, body=tuple(body))
 
 
-def _continued(loop: For, plain: For, given: Sequence[Last], backward: bool, names: Names) -> list[Node]:
-    """A loop that begins with the block that the one before has ended with."""
-    kept_in = {last.value: held(last.local) for last in given}
-    begun = tuple(with_values(n, kept_in.get) if isinstance(n, Effect) else n for n in loop.body)
+def _resumed(loop: For, plain: For, saved: Sequence[Saved], backward: bool, names: Names) -> list[Node]:
+    """A loop that begins with the block that the one before has ended with. `plain` is the loop without what it saves itself."""
+
+    def reusing(node: Node) -> Node:
+        if not isinstance(node, Effect):
+            return node
+        return with_values(node, {x.value: held(x.local) for x in saved if x.serves(node)}.get)
+
+    begun = tuple(map(reusing, loop.body))
     count = symbol(names.of((plain, "count"), f"{plain.symbol}_count"), 0)
     back = symbol(names.of((plain, "back"), f"{plain.symbol}_back"), 0)
     step = symbol(names.of((plain, "step"), f"{plain.symbol}_step"), 0)
