@@ -47,11 +47,10 @@ from serrate.modes import is_batch_invariant, is_deterministic
 from serrate.runtime import library
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import NOTHING_KNOWN, Binder, BoundCall, KnownRows
-from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, profiled, remember
+from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, Executable, TensorExecutable, load_together
 from serrate.runtime.locks import making
-from serrate.runtime.memory import InMemory
 from serrate.runtime.results import Result, ResultReader, known_rows, remember_rows
 from serrate.runtime.seeds import drawing, placeholders
 from serrate.schedule.by_hand import by_hand, vector_checks
@@ -67,7 +66,7 @@ from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.deferred import Arrival, install_device_checks
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.sync import is_host
-from serrate.tensor.torch_private import PROFILER, version
+from serrate.tensor.torch_private import version
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import Arena, OutputArena
 from serrate.tuner.policy import NEVER, Policy, is_paused, paused, retuning
@@ -125,20 +124,6 @@ class FusionStage(CompiledStage):
     @functools.cached_property
     def _vector_checks(self) -> tuple[MustDivide, ...]:
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
-
-    def run(self, call: BoundCall, inputs: Sequence[torch.Tensor], ready: Prepared) -> list[Any]:
-        """Runs the stage; returns its tensors: inputs, outputs, scratch, private rows."""
-        tensors = [*inputs, *ready.allocate(), *ready.private]
-        arrays = ready.arrays
-        if ready.indices:
-            fresh: dict[int, InMemory] = {k: self.binder.array_reader(array)(call) for k, array in ready.indices}
-            arrays = tuple([fresh.get(k, a) for k, a in enumerate(arrays)])
-        if PROFILER._is_profiler_enabled:
-            with profiled(ready):
-                _execute(ready, tensors, arrays)
-        else:
-            _execute(ready, tensors, arrays)
-        return tensors
 
     def prepared(self, call: BoundCall) -> Prepared:
         """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
@@ -752,15 +737,6 @@ class Compiled:
     def plans(self, *args: Any) -> list[Plan]:
         """The plans of all stages."""
         return [ready.plan for ready in self._prepared(*args)]
-
-
-def _execute(ready: Prepared, tensors: Sequence[InMemory], arrays: Sequence[InMemory]) -> None:
-    """Runs a program that was prepared."""
-    if ready.execute is None:
-        ready.executable(tensors, arrays, ready.symbols)
-    else:
-        every = [*tensors, *arrays]
-        ready.execute([each.data_ptr() for each in every], lambda: every)
 
 
 def _hinted(results: tuple[Result, ...], hints: tuple[Structure, Hints] | None) -> tuple[Result, ...]:

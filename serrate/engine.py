@@ -11,7 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,7 +28,7 @@ from serrate.runtime import memory
 from serrate.runtime.arrays import symbols_of
 from serrate.runtime.bind import Arguments, BoundCall
 from serrate.runtime.compiler import find_compiler
-from serrate.runtime.dispatch import Prepared
+from serrate.runtime.dispatch import Prepared, profiled
 from serrate.runtime.launch import CppExecutable, Execute, ReferenceExecutable, TensorExecutable
 from serrate.runtime.library_executable import LibraryExecutable
 from serrate.runtime.locks import making
@@ -39,6 +39,7 @@ from serrate.schedule.plan import Plan
 from serrate.schedule.strategies.library import LIBRARY, functions
 from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor.sync import is_host
+from serrate.tensor.torch_private import PROFILER
 from serrate.tuner.buckets import bucket_of
 from serrate.tuner.candidates import Candidate, Space, space_of
 from serrate.tuner.identity import compiler_identity, device_identity
@@ -380,6 +381,20 @@ class CompiledStage(ABC):
         )
         return Prepared(plan, executable, arrays, indices, symbols, shapes, outputs, private, allocate, execute, results)
 
+    def run(self, call: BoundCall, inputs: Sequence[torch.Tensor], ready: Prepared) -> list[Any]:
+        """Runs the stage; returns its tensors: `inputs`, and what was allocated for the call."""
+        tensors = [*inputs, *ready.allocate(), *ready.private]
+        arrays = ready.arrays
+        if ready.indices:
+            fresh: dict[int, InMemory] = {k: self.arguments.array_reader(array)(call) for k, array in ready.indices}
+            arrays = tuple([fresh.get(k, a) for k, a in enumerate(arrays)])
+        if PROFILER._is_profiler_enabled:
+            with profiled(ready):
+                _execute(ready, tensors, arrays)
+        else:
+            _execute(ready, tensors, arrays)
+        return tensors
+
     def _shape_reader(self, tensor: Tensor) -> ShapeReader:
         """The shape in memory, as a function of a call: exact for results and if lengths are on the host, else an upper bound
         that the host knows.
@@ -424,3 +439,12 @@ class CompiledStage(ABC):
 def _row(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Stands for a private row."""
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _execute(ready: Prepared, tensors: Sequence[InMemory], arrays: Sequence[InMemory]) -> None:
+    """Runs a program that was prepared."""
+    if ready.execute is None:
+        ready.executable(tensors, arrays, ready.symbols)
+    else:
+        every = [*tensors, *arrays]
+        ready.execute([each.data_ptr() for each in every], lambda: every)

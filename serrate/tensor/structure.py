@@ -558,16 +558,16 @@ class Structure:
             self._extents = tuple((dim, shape[dim]) for dim in self._dims)
 
     def fits(self, values: Tensor) -> bool:
-        """Whether rows on the host are known to be valid and to fit these values; if not, call `check_values` and `check_rows`.
+        """Whether the rows are known to be valid and to fit these values; if not, call `check_values` and `check_rows`.
 
         >>> Structure.from_lengths(torch.tensor([3, 1])).fits(torch.zeros(4))
         True
         """
         extents, shape = self._extents, values.shape
-        if extents is None or self._ahead is not None or not values.is_cpu:
+        if extents is None or self._ahead is not None or self._rows[0].offsets[0].device != values.device:
             return False
         for rows in self._rows:
-            if not rows.offsets[0].is_cpu or not rows.verified():
+            if not rows.verified():
                 return False
         return all(dim < len(shape) and shape[dim] == extent for dim, extent in extents)
 

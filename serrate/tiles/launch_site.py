@@ -22,11 +22,11 @@ from serrate.runtime import dispatch
 from serrate.runtime.dispatch import Binding, CallLeaves, FastPath, Key, Leaves, remember
 from serrate.runtime.locks import making
 from serrate.tensor import JaggedTensor
-from serrate.tensor.torch_private import in_dual_level
+from serrate.tensor.torch_private import in_dual_level, is_recorded
 from serrate.tiles.memory import rows_key
 from serrate.tiles.signature import ObjectSnapshot, attributes, check, is_read, key_of
 from serrate.tiles.source import DeviceLoop, outside
-from serrate.tiles.sources import Items, flattened, is_item
+from serrate.tiles.sources import LEAVES, Items, flattened, is_item
 from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options
 
@@ -46,14 +46,43 @@ class Settled(NamedTuple):
     others: tuple[str, ...]
 
 
-class DeviceLoopState:
-    """Bindings of a device loop for one reading of the objects that it uses; None if it uses no objects."""
+class LoopOutline(NamedTuple):
+    """What serves calls with one outline: their program, and how its items are found."""
 
-    __slots__ = ("bindings", "reading")
+    program: LoopStage
+    items: tuple[Any, ...]
+    """Integers, which are part of an outline; None for what is a leaf."""
+    leaves: tuple[int, ...]
+    """Which of the items are leaves, in order."""
+    ragged: tuple[int, ...]
+    """Which of them are ragged."""
+
+    @classmethod
+    def of(cls, program: LoopStage, items: Items) -> LoopOutline:
+        """The outline of a call with these items."""
+        leaves = tuple([k for k, item in enumerate(items) if isinstance(item, LEAVES)])
+        ragged = tuple([k for k in leaves if isinstance(items[k], JaggedTensor)])
+        return cls(program, tuple([None if k in leaves else item for k, item in enumerate(items)]), leaves, ragged)
+
+    def filled(self, leaves: CallLeaves) -> Items:
+        """The items of a call."""
+        items = [*self.items]
+        for k, leaf in zip(self.leaves, leaves, strict=True):
+            items[k] = leaf
+        for k, (_, value) in zip(self.ragged, leaves.ragged, strict=True):
+            items[k] = value
+        return items
+
+
+class DeviceLoopState:
+    """What earlier calls of a device loop left, for one reading of the objects that it uses; None if it uses no objects."""
+
+    __slots__ = ("bindings", "outlines", "reading")
 
     def __init__(self, reading: ObjectSnapshot | None) -> None:
         self.reading = reading
         self.bindings: OrderedDict[Key, Binding] = OrderedDict()
+        self.outlines: OrderedDict[Key, LoopOutline] = OrderedDict()
 
     def read(self, objects: Sequence[Any]) -> Sequence[Any] | None:
         """An empty tuple, because no tensors are reached through objects; None if an object has changed."""
@@ -114,12 +143,7 @@ class LaunchSite:
     def _form(self, given: Mapping[str, Any], items: list[Any]) -> Key:
         """Everything that a program depends on, but sizes and what is read of objects. Fills `items`."""
         objects: list[Any] = []
-        numbers: dict[Any, int] = {}
-
-        def number(x: JaggedTensor) -> int:
-            # The very same rows, not equal ones: a tile of one is then a tile of the other.
-            return numbers.setdefault(rows_key(x), len(numbers))
-
+        number = _row_numbers()
         form = dispatch.form_of(given.values(), items, objects, self._other_item, number, True)
         if len(given) != len(self.loop.names):
             form.append(tuple(given))
@@ -172,16 +196,37 @@ class LaunchSite:
         else:
             self._other(value, form, items, objects)
 
-    def _call(self, given: dict[str, Any], key: Key, leaves: Leaves, objects: Sequence[Any]) -> None:
-        """Serves a call that has no binding yet, and remembers one."""
+    def _call(self, given: dict[str, Any], key: Key, leaves: CallLeaves, objects: Sequence[Any]) -> None:
+        """Serves a call that has no binding yet. Rows are often seen only once, so only the second call on them leaves one."""
         if not self._settled.names and self._settle():
-            key = self._key(given, CallLeaves(), [])
-        state = self._state(objects)
-        program, items = self._program(given, state.reading)
+            leaves = CallLeaves()
+            key = self._key(given, leaves, [])
+        state, ragged = self._state(objects), [value for _, value in leaves.ragged]
+        if ragged:
+            program, items = self._outlined(given, key, leaves, state)
+        else:
+            program, items = self._program(given, state.reading)
+        served = [value._structure.is_served(program) for value in ragged]
+        if not all(served):
+            program.once(items)
+            return
         binding = program.bind_or_run(items)
         if binding is not None:
             remember(state.bindings, key, binding)
             binding(leaves)
+
+    def _outlined(self, given: dict[str, Any], key: Key, leaves: CallLeaves, state: DeviceLoopState) -> tuple[LoopStage, Items]:
+        """As `_program`; most calls differ from an earlier one only in their rows, and have its program."""
+        outline = dispatch.outline_of(key, leaves.ragged, _row_numbers())
+        known = state.outlines.get(outline)
+        if known is not None:
+            items = known.filled(leaves)
+            check(items)
+            return known.program, items
+        program, items = self._program(given, state.reading)
+        if self.programs.are_outlined(items) and not any(is_recorded(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+            remember(state.outlines, outline, LoopOutline.of(program, items))
+        return program, items
 
     def _program(self, given: dict[str, Any], reading: ObjectSnapshot | None) -> tuple[LoopStage, Items]:
         """The program for these variables, and those that it is given something of."""
@@ -213,6 +258,13 @@ class LaunchSite:
         if not self._settled.names:
             self._settle()
         return self._program(given, self._state(objects).reading)
+
+
+def _row_numbers() -> Callable[[JaggedTensor], int]:
+    """Numbers the rows of ragged tensors. Only the very same rows have one number, not equal ones: a tile of one is then a tile
+    of the other."""
+    numbers: dict[Any, int] = {}
+    return lambda x: numbers.setdefault(rows_key(x), len(numbers))
 
 
 def _note_blocks(key: list[Any], objects: list[Any]) -> None:

@@ -67,6 +67,10 @@ class Form:
         # One assignment: other threads read both.
         self._compiled_in = (tuple(fixed), tuple(map(Places(self.names).number, needed)))
 
+    def needs_lengths(self) -> bool:
+        """Whether the loop needs numbers of rows or lengths at compile time."""
+        return bool(self._compiled_in[1])
+
     def key(self, sizes: Sequence[int], items: Items) -> Key:
         """Which sizes are compiled into the program for these arguments, and what they are."""
         fixed, needed = self._compiled_in
@@ -99,6 +103,12 @@ class LoopPrograms:
             with making, CPU_DEVICE:
                 found = self._new(key, items, sizes, env())
         return found
+
+    def are_outlined(self, items: Items) -> bool:
+        """Whether one program serves all calls with the outline of this one: no sizes of dims that hold rows, which are not part
+        of an outline, are compiled in."""
+        ragged = [x for x in items if isinstance(x, JaggedTensor)]
+        return all(x.structure.dims == (0,) for x in ragged) and not any(f.needs_lengths() for f in self.forms.values())
 
     def _new(self, key: Key, items: Items, sizes: Sequence[int], env: Env) -> LoopStage:
         """The program for a new form or new sizes. The caller holds the lock `making`."""

@@ -210,8 +210,8 @@ class LoopStage(CompiledStage):
         _require_room(built.executable.program)
         return built
 
-    def _prepared(self, items: Items) -> Prepared:
-        call, backend = self._sources.call(items), self._backend
+    def _prepared(self, items: Items, call: BoundCall | None = None) -> Prepared:
+        call, backend = call or self._sources.call(items), self._backend
         if self._options.strategy is not None:
             return self.prepare(call, self.built(call, backend, Candidate(self._options.strategy)))
         facts = self._call_facts(items, call)
@@ -322,6 +322,20 @@ class LoopStage(CompiledStage):
         if binding is None:
             self._work(items, ready)()
         return binding
+
+    def once(self, items: Items) -> None:
+        """Runs a call for which nothing is kept."""
+        call = self._sources.call(items)
+        ready = self._prepared(items, call)
+        if not ready.executable.program.kernels:
+            return
+        given, aliasing, _ = self._given_to(ready.executable)
+        tensors = [each.now(items) for each in given]
+        if not all(map(torch.Tensor.is_contiguous, tensors)):
+            self._work(items, ready)()
+            return
+        aliasing.require_apart(tensors)
+        self.run(call, tensors, ready)
 
     def _bound(self, items: Items, ready: Prepared) -> Binding | None:
         """A binding; None if tensors are not contiguous, because they are copied."""
