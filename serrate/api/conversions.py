@@ -27,22 +27,23 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
 from serrate.ir.values import Place, index_of
 from serrate.ir.view import TensorView
+from serrate.runtime.bind import KnownRows
+from serrate.runtime.results import remember_rows
 from serrate.schedule.heuristic import SHARES
 from serrate.schedule.target import GPU
 from serrate.tensor import moving
 from serrate.tensor.moving import BITS
-from serrate.tensor.rows import running_sum
+from serrate.tensor.rows import Rows, running_sum
 from serrate.tensor.sync import on_host
 from serrate.tuner.policy import EAGER
 
 SMALLEST = 1 << 20
-"""Below this many bytes, torch's indexing is as fast: it is slower per position, but has less overhead."""
+"""Below this many bytes on a CPU, torch's indexing is as fast: it is slower per position, but has less overhead. (On a GPU, it
+takes several launches.)"""
 
 
-def pack_runs(
-    values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, offsets: Tensor | None = None
-) -> Tensor | None:
-    """Packs runs of a dim back to back; None if torch must do it. `offsets` are the boundaries of the packed runs, if known.
+def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, packed: Rows | None = None) -> Tensor | None:
+    """Packs runs of a dim back to back; None if torch must do it. `packed` are the rows that they become, if they exist.
 
     >>> pack_runs(torch.arange(10), 0, torch.tensor([7, 0]), torch.tensor([2, 3]), 5) is None
     True
@@ -51,9 +52,9 @@ def pack_runs(
     if not _takes(values, math.prod(shape)):
         return None
     if not on_host(values):
-        packed = running_sum(lengths) if offsets is None else offsets
-        gather = _gather_program(BITS[values.itemsize], *_sides(values, dim), starts.dtype, packed.dtype)
-        return _result(gather(_bits(values, dim), starts, packed, _positions(total, values)), shape, values.dtype)
+        offsets = running_sum(lengths) if packed is None else _checked_offsets(packed)
+        gather = _gather_program(BITS[values.itemsize], *_sides(values, dim), starts.dtype, offsets.dtype)
+        return _result(gather(_bits(values, dim), starts, offsets, _positions(total, values)), shape, values.dtype)
     longest = _longest(values.shape[dim], starts, lengths, total)
     if longest is None:
         return None
@@ -76,16 +77,26 @@ def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: in
     return _result(program(_bits(values, dim), starts, lengths, bits, rooms), shape, values.dtype)
 
 
-def unpad_rows(padded: Tensor, dim: int, offsets: Tensor, total: int) -> Tensor | None:
+def unpad_rows(padded: Tensor, dim: int, packed: Rows, total: int) -> Tensor | None:
     """Packs padded rows on a GPU back to back, given nothing but their offsets; None on a CPU, and if torch must do it."""
     shape = (*padded.shape[:dim], total, *padded.shape[dim + 2 :])
     if on_host(padded) or not _takes(padded, math.prod(shape)):
         return None
+    offsets = _checked_offsets(packed)
     before, after = math.prod(padded.shape[:dim]) > 1, math.prod(padded.shape[dim + 2 :])
     program = _unpad_program(BITS[padded.itemsize], before, after, offsets.dtype)
     boxes = ([-1] if before else []) + [*padded.shape[dim : dim + 2]] + ([after] if after > 1 else [])
     bits = padded.detach().view(boxes).view(BITS[padded.itemsize])
     return _result(program(bits, offsets, _positions(total, padded)), shape, padded.dtype)
+
+
+def _checked_offsets(rows: Rows) -> Tensor:
+    """The boundaries of innermost rows. Programs that are given them check them, unless the rows were checked."""
+    level = rows.depth - 1
+    offsets = rows.offsets[level].contiguous()
+    if rows.verified():
+        remember_rows(KnownRows({0: (rows, level)}, {}), (offsets,))
+    return offsets
 
 
 def _positions(total: int, like: Tensor) -> Tensor:
@@ -95,9 +106,11 @@ def _positions(total: int, like: Tensor) -> Tensor:
 
 def _takes(values: Tensor, count: int) -> bool:
     """Whether to use compiled code: there are enough elements, of a supported size, and a compiler."""
-    if count * values.itemsize < SMALLEST or values.itemsize not in BITS or values.numel() == 0:
+    if values.itemsize not in BITS or count == 0 or values.numel() == 0 or not values.is_contiguous():
         return False
-    return values.is_contiguous() and default_backend(values.device) == ("cpp" if on_host(values) else "triton")
+    if on_host(values):
+        return count * values.itemsize >= SMALLEST and default_backend(values.device) == "cpp"
+    return default_backend(values.device) == "triton"
 
 
 def _longest(size: int, starts: Tensor, lengths: Tensor, total: int | None) -> int | None:

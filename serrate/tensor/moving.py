@@ -28,12 +28,11 @@ def install(**movers: Mover) -> None:
     _movers.update(movers)
 
 
-def pack_runs(
-    values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, offsets: Tensor | None = None
-) -> Tensor | None:
+def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, packed: Rows | None = None) -> Tensor | None:
     """Packs runs of a dim: `lengths[k]` positions from `starts[k]` for every k, back to back, `total` in all. Returns None if
-    torch must do it. Give their `offsets` if they exist: what is derived from them is remembered."""
-    return _moved("pack_runs", values, dim, starts, lengths, total, offsets)
+    torch must do it. Give the `packed` rows if they exist: they are not checked again, and what is derived from their offsets is
+    remembered."""
+    return _moved("pack_runs", values, dim, starts, lengths, total, packed)
 
 
 def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: int, fill: complex) -> Tensor | None:
@@ -41,13 +40,13 @@ def pad_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, room: in
     return _moved("pad_runs", values, dim, starts, lengths, room, fill)
 
 
-def unpad_rows(padded: Tensor, dim: int, offsets: Tensor, total: int) -> Tensor | None:
-    """Packs the rows that are padded to dim `dim + 1`, one for each position of `dim`, back to back: row k ends at
-    `offsets[k + 1]`. Returns None if `pack_runs` or torch must do it."""
+def unpad_rows(padded: Tensor, dim: int, packed: Rows, total: int) -> Tensor | None:
+    """Packs rows that are padded to dim `dim + 1`, one for each position of `dim`, back to back: they become the rows `packed`.
+    Returns None if `pack_runs` or torch must do it."""
     mover = _movers.get("unpad_rows")
-    if mover is None or not (_plain(padded) and _plain(offsets)):
+    if mover is None or not (_plain(padded) and _plain(packed.offsets[0])):
         return None
-    return mover(padded, dim, offsets.contiguous(), total)
+    return mover(padded, dim, packed, total)
 
 
 def _moved(name: str, values: Tensor, dim: int, starts: Tensor, lengths: Tensor, *rest: Any) -> Tensor | None:

@@ -89,12 +89,12 @@ def unpad(padded: Tensor, structure: Structure) -> Tensor:
         extents = tuple(padded.shape[dim + 1 : dim + 1 + rows.levels])
         moved = None
         if rows.levels == 1:
-            moved = unpad_rows(padded, dim, rows.offsets[0], rows.elements("from_padded"))
+            moved = unpad_rows(padded, dim, rows, rows.elements("from_padded"))
         flat = padded.flatten(dim, dim + rows.levels) if moved is None else padded
         if moved is None and rows.columns is None:
             starts = rows.derived(("padded starts", extents), partial(_padded_starts, rows, extents))
             total = rows.elements("from_padded")
-            moved = pack_runs(flat, dim, starts, rows.inner_lengths(), total, rows.offsets[rows.depth - 1])
+            moved = pack_runs(flat, dim, starts, rows.inner_lengths(), total, rows)
         padded = flat.index_select(dim, padded_index(rows, extents, "from_padded")) if moved is None else moved
     return padded
 
