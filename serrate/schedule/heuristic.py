@@ -193,8 +193,8 @@ def _sizes(rows: RowStatistics, target: Target, product: bool, carried: Carried,
 
 
 def product_sizes(mean: int, target: Target) -> dict[str, int]:
-    """The sizes for matrix products on a GPU. Blocks have no more rows than rows have positions on average: few tokens of each
-    expert would leave most of a larger one empty.
+    """The sizes for matrix products on a GPU. Blocks have no more rows than rows have positions on average: if each expert has
+    few tokens, most of a larger block would be empty.
 
     >>> from serrate.schedule.target import GPU
     >>> product_sizes(1000, GPU), product_sizes(70, GPU), product_sizes(20, GPU)

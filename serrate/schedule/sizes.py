@@ -140,7 +140,7 @@ class AxisUse:
 
     @property
     def kept(self) -> set[Symbol]:
-        """Rows of chained products that stay to the end: queries, in attention."""
+        """Rows of chained products that their last result keeps: queries, in attention."""
         return {p.rows for p in self.products if not self.chained.isdisjoint(p)} - self.chained
 
 
@@ -254,8 +254,8 @@ def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: Axi
 
 
 def _held_at_once(node: Block) -> Iterable[Lanes]:
-    """The lanes of the blocks that a statement holds at once: a float product of matrices has two operands and a
-    result; in any other product, all axes meet in one block."""
+    """The lanes of the blocks that a statement holds at once: a float product of matrices holds its operands and its result; any
+    other product holds one block with all axes."""
     if isinstance(node, Dot) and node.local.dtype.is_floating_point and multiplies_matrices(node):
         *batches, rows, columns, depth = node.lanes
         return [(*batches, *sides) for sides in itertools.combinations((rows, columns, depth), 2)]
@@ -263,7 +263,7 @@ def _held_at_once(node: Block) -> Iterable[Lanes]:
 
 
 def _most_held(lanes: Lanes, facts: AxisUse, target: Target) -> int:
-    """The most elements of a block. Sums of products fill the registers, unless other products are computed from them."""
+    """The most elements of a block. The sums of products may fill the registers, unless other products are computed from them."""
     sides = {lane.symbol for lane in lanes} - facts.batches
     is_result = any({p.rows, p.columns} == sides for p in facts.products)
     return max(target.sums // len(facts.products), target.largest) if is_result and not facts.chained else target.largest

@@ -68,7 +68,7 @@ class Options:
 
 
 SIZES = 64
-"""For how many sets of numbers a program keeps what depends on them alone; the oldest is dropped first."""
+"""For how many sets of numbers a program keeps the sizes that depend on them alone; the oldest is dropped first."""
 ONLY_IF_CUT = "only_if_cut"
 """An option of the usual choice: rows stay whole if they cannot be cut."""
 ROOM = 1 << 28
@@ -177,9 +177,9 @@ class LoopStage(CompiledStage):
         """Reasons to add to its plans."""
         self._given: dict[Executable, TensorSources] = {}
         self._means: list[int] = []
-        """The mean lengths of rows that blocks of matrix products were chosen for."""
+        """The mean lengths for which blocks of matrix products were chosen."""
         self._sizes: dict[tuple[Executable, tuple[int, ...]], SizedProgram] = {}
-        """By the numbers of a call: lengths often change while these do not."""
+        """By the numbers of a call, which often stay the same when lengths change."""
 
     def header(self, chosen: Plan) -> str:
         return f"{self.name}: {chosen.strategy}"

@@ -1,6 +1,6 @@
-"""Loops that begin with the block that the loop before them has ended with: every length is right, and a block is read once.
+"""Loops that begin with the last block of the loop before them: results for every length, what is read once, and which loops.
 
-The oracle is plain torch in float64, row by row; Triton's interpreter checks that no access leaves its memory.
+The oracle is plain torch in float64, row by row; Triton's interpreter checks the bounds of every access.
 """
 
 from __future__ import annotations
