@@ -93,9 +93,6 @@ class AxisUse:
     def __init__(self, program: TileProgram, phase: Phase) -> None:
         self.components: set[Symbol] = set()
         self.along: set[Symbol] = set()
-        self.rows: set[Symbol] = set()
-        self.columns: set[Symbol] = set()
-        self.depths: set[Symbol] = set()
         self.products: list[MatrixProduct] = []
         self.batches: set[Symbol] = set()
         """Axes that matrix products have besides their three."""
@@ -110,9 +107,9 @@ class AxisUse:
                 *batches, rows, columns, depth = (lane.symbol for lane in node.lanes)
                 self.products.append(MatrixProduct(rows, columns, depth))
                 self.batches.update(batches)
-                self.rows.add(rows)
-                self.columns.add(columns)
-                self.depths.add(depth)
+        self.rows = {p.rows for p in self.products}
+        self.columns = {p.columns for p in self.products}
+        self.depths = {p.depth for p in self.products}
         for expr in exprs:
             for e in expr.walk():
                 if isinstance(e, Element) and not e.array.local:
