@@ -176,10 +176,14 @@ def choose(
     return Choice("maskless", sizes, why)
 
 
+WHY_PRODUCTS = "blocks of the matrix products of all rows occupy all workers"
+"""Why a GPU takes pieces of rows for matrix products."""
+
+
 def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool) -> str:
     """Why many workers take pieces of rows; empty if they take whole rows."""
     if product:
-        return "blocks of the matrix products of all rows occupy all workers"
+        return WHY_PRODUCTS
     if rows.longest is None:
         return "the host does not know the longest row, and cut rows have no worst case"
     if rows.count < 2 * workers:

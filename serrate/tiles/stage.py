@@ -26,7 +26,7 @@ from serrate.runtime.bind import BoundCall, known_variation
 from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound
 from serrate.runtime.launch import Executable
 from serrate.runtime.results import Result
-from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, product_sizes, similar_mean, waits
+from serrate.schedule.heuristic import LONG_BYTES, WHY_PRODUCTS, RowStatistics, product_sizes, similar_mean, waits
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, Target
@@ -240,8 +240,7 @@ class LoopStage(CompiledStage):
         statistics = functools.partial(_statistics, structures[0] if structures else None)
         if structures and structures[0].levels == 1 and self._multiplies and BACKENDS[self._backend].many_workers:
             options = {ONLY_IF_CUT: True} | self._product_sizes(structures[0])
-            why = "blocks of the matrix products of all rows occupy all workers"
-            return CallFacts(Candidate("persistent_dynamic", tuple(options.items())), statistics, why)
+            return CallFacts(Candidate("persistent_dynamic", tuple(options.items())), statistics, WHY_PRODUCTS)
         usual, why = Candidate("maskless"), "no row is a large share of all: a worker for each leaves no lane idle"
         last = None
         for structure in structures:
