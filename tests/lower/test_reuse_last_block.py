@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import serrate
 from serrate import JaggedTensor, ops
+from serrate.codegen.triton.printer import print_triton
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, const, symbol
 from serrate.ir.loops import Assign, Declare, For, Lane, Local, LoopKernel, LoopProgram, Node, Reduce, Write, held, load
@@ -169,3 +170,14 @@ def test_a_loop_that_reads_what_it_stores_runs_forward() -> None:
 def test_values_of_memory_that_changes_are_read_again() -> None:
     assert not is_reversed(store(R * 4 + K.symbol, into=X))
     assert not is_reversed(store(R * 4 + K.symbol), between=(Write((D,), (), X, (C, D.symbol), held(TOTAL)),))
+
+
+def test_undefined_lanes_of_a_saved_block_do_not_count() -> None:
+    saved, there = Local("saved", torch.float32, (K, D)), (Less(K.symbol, N),)
+    power = call("exp", load(X, (C * 4 + K.symbol, D.symbol)), dtype=torch.float32)
+    sums = (Assign((K, D), there, saved, power, undefined=True), Reduce((K, D), there, TOTAL, "sum", held(saved)))
+    body = (Declare(TOTAL, 0.0), Declare(saved, None), *sums, Write((D,), (), Y, (C, D.symbol), held(TOTAL)))
+    kernel = LoopKernel("p", (For(C, N, GRID, body, N),))
+    source = print_triton(LoopProgram("p", (kernel,), (X,), (Y,), (), (), (N,))).text
+    (added,) = re.findall(r"total = total \+ .*", source)
+    assert "tl.where(" in added

@@ -487,6 +487,11 @@ OTHER_BACKENDS = [
         ('self.put(f"{s} = sr_wide({s})")', "pass"),
     ),
     *_of(
+        "serrate/codegen/triton/printer.py",
+        ("tests/lower/test_reuse_last_block.py",),
+        ("if node.undefined:\n            before = None\n        elif", "if not node.undefined and"),
+    ),
+    *_of(
         "serrate/codegen/triton/indices.py",
         ("tests/codegen/test_addresses.py",),
         ("narrow = is_narrow(expr, self.last)", "narrow = True"),

@@ -430,11 +430,9 @@ class _TritonPrinter(ValuePrinter):
         local, mask = node.local, self.mask(node.guard, node.lanes, set(node.lanes))
         value = self.full(node.value, node.lanes, node.guard)
         guard, before = self.absent.get(local.name, (node.guard, None))
-        if (
-            mask
-            and not node.undefined
-            and (guard or before is None or self.missing(node.value, node.lanes, node.guard) != before)
-        ):
+        if node.undefined:
+            before = None
+        elif mask and (guard or before is None or self.missing(node.value, node.lanes, node.guard) != before):
             value = f"tl.where({mask}, {value}, {self.held(local, node.lanes)})"
         single = [lane for lane in local.lanes if lane.symbol in self.single]
         if single:
