@@ -65,7 +65,7 @@ from serrate.lower.passes.peel import at_most_one_apart, first_failure, guards_o
 
 
 def reuse_last_block(program: LoopProgram) -> LoopProgram:
-    """Begins loops with the block that the loop before them has ended with."""
+    """Begins loops with the block that the loop before them ended with."""
     names = Names(program)
     return per_kernel(program, lambda k: _body(k.body, names))
 
@@ -134,7 +134,7 @@ def _saved(first: For, between: Body, second: For, names: Names) -> list[Saved]:
 
 
 def _largest(value: Value, statement: Effect, found: Mapping[Value, tuple[int, Effect]]) -> Iterator[Value]:
-    """The largest parts of a value that were found in all lanes that the statement needs."""
+    """The largest parts of a value that the loop before computes, in all lanes that the statement needs."""
     if value in found and _covers(found[value][1], statement):
         yield value
     else:
@@ -180,14 +180,14 @@ def _is_apart(store: Write, position: Symbol, varying: Collection[str]) -> bool:
 
 
 def _whole_before_last(loop: For) -> bool:
-    """Whether all blocks but the last are whole. Otherwise, as with rows side by side, masks would be computed for the block in
-    registers and for all others: it takes longer than reading it again."""
+    """Whether all blocks but the last are whole. Otherwise, as with rows side by side, the block in registers and all others need
+    masks, and computing these twice takes longer than reading the block again."""
     ends = [first_failure(g, loop) for g in guards_of(loop)]
     return all(end is not None and at_most_one_apart(loop.extent, end) for end in ends)
 
 
 def _is_block(value: Value, statement: Effect, position: Symbol) -> bool:
-    """Whether a value is read from an input where a loop has arrived, one element in each lane."""
+    """Whether a value is computed from a block of an input at a loop's position, with an element for each lane."""
     every = {position, *(lane.symbol for lane in statement.lanes)}
     loads = (v for v in value.walk() if isinstance(v, Load) and v.tensor.role is Role.INPUT)
     return any(every <= {s for e in v.index for s in e.symbols} for v in loads)
@@ -217,7 +217,7 @@ def _saving(loop: For, saved: Sequence[Saved]) -> For:
 
 
 def _resumed(loop: For, plain: For, saved: Sequence[Saved], backward: bool, names: Names) -> list[Node]:
-    """A loop that begins with the block that the one before has ended with. `plain` is the loop without what it saves itself."""
+    """A loop that begins with the block that the one before it ended with. `plain` is the loop without what it saves itself."""
 
     def reusing(node: Node) -> Node:
         if not isinstance(node, Effect):
