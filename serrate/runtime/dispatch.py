@@ -526,7 +526,7 @@ class Seen:
 
 
 def remember(bindings: OrderedDict[Key, T], key: Key, binding: T) -> None:
-    """Caches a binding; the oldest ones are dropped."""
+    """Caches a binding, or what a binding needs; the oldest are dropped."""
     with _lock.own:
         bindings[key] = binding
         if len(bindings) > BINDINGS:

@@ -7,6 +7,7 @@ given, builds the program through the engine, and binds it to arguments.
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -23,7 +24,7 @@ from serrate.ir.tile import Statement, TileProgram, inner, statements, with_inne
 from serrate.ir.values import Call, Tensor, Value, rewrite
 from serrate.modes import is_deterministic
 from serrate.runtime.bind import BoundCall, known_variation
-from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound
+from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound, remember
 from serrate.runtime.launch import Executable
 from serrate.runtime.results import Result
 from serrate.schedule.heuristic import LONG_BYTES, WHY_PRODUCTS, RowStatistics, product_sizes, similar_mean, waits
@@ -67,8 +68,6 @@ class Options:
     """How many device loops share a budget for tuning."""
 
 
-SIZES = 64
-"""For how many sets of numbers a program keeps the sizes that depend on them alone; the oldest is dropped first."""
 ONLY_IF_CUT = "only_if_cut"
 """An option of the usual choice: rows stay whole if they cannot be cut."""
 ROOM = 1 << 28
@@ -178,7 +177,7 @@ class LoopStage(CompiledStage):
         self._given: dict[Executable, TensorSources] = {}
         self._means: list[int] = []
         """The mean lengths for which blocks of matrix products were chosen."""
-        self._sizes: dict[tuple[Executable, tuple[int, ...]], SizedProgram] = {}
+        self._sizes: OrderedDict[tuple[Executable, tuple[int, ...]], SizedProgram] = OrderedDict()
         """By the numbers of a call, which often stay the same when lengths change."""
 
     def header(self, chosen: Plan) -> str:
@@ -229,9 +228,8 @@ class LoopStage(CompiledStage):
         key = (built.executable, call.numbers)
         sized = self._sizes.get(key)
         if sized is None:
-            sized = self._sizes[key] = self.sized(call, built)
-            while len(self._sizes) > SIZES:
-                self._sizes.pop(next(iter(self._sizes)))
+            sized = self.sized(call, built)
+            remember(self._sizes, key, sized)
         return self.with_arrays(call, sized, results)
 
     def _call_facts(self, items: Items, call: BoundCall) -> CallFacts:
