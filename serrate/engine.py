@@ -135,7 +135,7 @@ class BuiltProgram(NamedTuple):
     """All shapes as a function of the sizes of a call's tensors, if these and the symbols depend on nothing else: on a device,
     and on the host."""
     needed: tuple[int, ...]
-    """The places of the numbers of a call that any of this depends on."""
+    """The places of those numbers of a call that any of this depends on."""
 
 
 class SizedProgram(NamedTuple):
@@ -321,7 +321,7 @@ class CompiledStage(ABC):
         )
 
     def _needed(self, program: LoopProgram) -> tuple[int, ...]:
-        """The places of the numbers of a call that a program depends on: its symbols, its arrays and the sizes of its tensors."""
+        """The places of those numbers of a call that determine a program's symbols, its arrays or the sizes of its tensors."""
         domains = [domain for tensor in self.allocated(program) for domain in tensor.storage]
         sizes = [size for domain in domains for size in (domain.extent_expr, domain.host_bound)]
         exprs = [*self._numbers_of(program), *sizes]

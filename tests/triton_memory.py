@@ -1,10 +1,10 @@
-"""Triton's interpreter, with the memory of tensors checked: a GPU's is not, unless a program is far outside.
+"""Bounds checks for Triton's interpreter: a GPU notices an access outside of a tensor only if it is far outside.
 
-In: the interpreter, a module, and the runtime's allocations. Out: the same, in which
+In: the interpreter, and the modules of the runtime that allocate. Out: the same, patched so that
 
-- every lane that a load, a store or an atomic does not mask lies in the tensor whose pointer it was made of,
-- memory that nothing wrote holds numbers that are far outside when they are used as an index,
-- so do quotients and remainders of a division of integers by zero, which a GPU leaves undefined.
+- every unmasked lane of a load, a store or an atomic must lie in the tensor that its pointer was made from,
+- memory that nothing wrote holds garbage, which as an index is far out of bounds,
+- so do quotients and remainders of integers divided by zero, which are undefined on a GPU.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from serrate.runtime import memory
 from serrate.runtime import triton as runtime
 
 GARBAGE = 0x7F
-"""Every byte of memory that nothing wrote: large as an integer of any width, and as a floating-point number."""
+"""Every byte of memory that nothing wrote: a large number as an integer of any width, and in floating point."""
 MOST = 1 << 24
 """Bytes of an allocation that are filled with garbage; the rest of a large one costs too much time."""
 
 
 class Pointer(tl.pointer_type):  # type: ignore[misc]
-    """The type of pointers into the memory of one argument, which all pointers made of that argument keep."""
+    """The type of pointers into the memory of one argument; all pointers made from it keep the type."""
 
     def __init__(self, element: tl.dtype, memory: Memory) -> None:
         super().__init__(element)
@@ -49,7 +49,7 @@ class Memory:
         self.first = np.uint64(tensor.data_ptr())
 
     def check(self, what: str, pointers: np.ndarray, mask: np.ndarray | None, size: int) -> None:
-        """Raises unless all elements of `size` bytes lie here. As unsigned, places before the tensor are far past its end."""
+        """Raises unless all elements of `size` bytes lie here. Unsigned, places before the tensor are far past its end."""
         with np.errstate(over="ignore"):
             places = pointers - self.first
         farthest = places.max(initial=0) if mask is None else places.max(initial=0, where=mask)
@@ -89,7 +89,7 @@ def install() -> None:
 
 
 def _named(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments of a launch, whose tensors know their memory."""
+    """Marks the tensors among the arguments of a launch for `_converted`."""
 
     def arguments(self: Any, given: Any, named: Any) -> Any:
         found, others = plain(self, given, named)
@@ -103,12 +103,12 @@ def _named(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_accesses(kernel: str, argument: str, tensor: torch.Tensor) -> None:
-    """Pointers that the interpreter makes of this tensor are checked."""
+    """Marks a tensor, so that accesses through pointers made from it are checked."""
     tensor.checked_memory = Memory(kernel, argument, tensor)  # type: ignore[attr-defined]
 
 
 def _converted(plain: Callable[[Any], Any], argument: Any) -> Any:
-    """An argument as the interpreter takes it."""
+    """Converts an argument for the interpreter; a marked tensor becomes a checked pointer."""
     found, memory = plain(argument), getattr(argument, "checked_memory", None)
     if memory is not None:
         found.handle.dtype = Pointer(found.handle.dtype.element_ty, memory)
@@ -116,7 +116,7 @@ def _converted(plain: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _of_same_memory(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A pointer to another type, such as the bytes of truth values."""
+    """A pointer cast, as to the bytes of booleans: the result points into the same memory."""
 
     def bitcast(self: Any, given: Any, to: Any) -> Any:
         found = plain(self, given, to)
@@ -128,12 +128,12 @@ def _of_same_memory(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checked(plain: Callable[..., Any], what: str, pointers: int, mask: int | None) -> Callable[..., Any]:
-    """An access to memory; `pointers` and `mask` are the positions of these arguments."""
+    """A checked access to memory; `pointers` and `mask` are the positions of these arguments."""
 
     def access(self: Any, *arguments: Any, **more: Any) -> Any:
         given = arguments[pointers]
         if not isinstance(given.dtype, Pointer):
-            raise OutsideMemory(f"a pointer that was made of no argument {what}s memory")
+            raise OutsideMemory(f"a program {what}s memory through a pointer that was not made from an argument")
         masked = None if mask is None else arguments[mask].data
         given.dtype.memory.check(what, given.data, masked, max(1, given.dtype.element_ty.primitive_bitwidth // 8))
         return plain(self, *arguments, **more)
@@ -142,7 +142,7 @@ def _checked(plain: Callable[..., Any], what: str, pointers: int, mask: int | No
 
 
 def _undefined_for_zero(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A division, of which numpy says that it is 0 if the divisor is."""
+    """A division whose results are garbage where the divisor is 0; in numpy they are 0."""
 
     def divided(self: Any, left: Any, right: Any) -> Any:
         found = plain(self, left, right)

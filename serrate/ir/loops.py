@@ -183,7 +183,7 @@ class Assign:
     value: Value
     rests: tuple[Guard, ...] = ()
     undefined: bool = False
-    """Whether lanes in which the guard does not hold may have any value afterwards; if not, they keep theirs."""
+    """Whether lanes in which the guard does not hold are undefined afterwards; otherwise they keep their values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,8 +430,8 @@ def expressions_of(node: Node, *, numbers: bool = True) -> Iterator[Expr]:
 
 
 def multiplies_matrices(node: Dot) -> bool:
-    """Whether the operands of a product are blocks of rows by depth and of depth by columns, as matrix units multiply. Along an
-    axis of size 1 every position reads the same element, so an operand with one has no such block."""
+    """Whether the operands of a product are blocks of rows by depth and of depth by columns, as matrix units require. Along an
+    axis of size 1 every position reads the same element, so an operand with such an axis is not a block of this form."""
     rows, columns, depth = (lane.symbol for lane in node.lanes[-3:])
     left, right = (symbols_of(operand, conditions=False) for operand in (node.left, node.right))
     return {rows, depth} <= left and columns not in left and {columns, depth} <= right and rows not in right

@@ -411,7 +411,7 @@ class _PhaseLowering:
 
 
 def _owners(tensor: Tensor) -> set[int]:
-    """The dims of a tensor that select lengths and starts of rows: components, and dims that are components together."""
+    """The dims of a tensor that select lengths and starts of rows: components, and dims that together form one."""
     found = {d.component.uid for d in tensor.logical if isinstance(d, RaggedIterDomain)}
     indices = Indices((d, index_of(d)) for d in tensor.logical)
     places = [indices.of(d) for d in tensor.storage] if tensor.role is not Role.PRIVATE else []

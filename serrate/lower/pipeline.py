@@ -77,7 +77,7 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (not target.lanes_in_order, hoist_guards),
         # combine lanes after the loop that reduces them
         (target.factors_blocks, functools.partial(loop_partials, most=target.simple_block)),
-        # begin a second loop over a row with the block that the first has ended with
+        # begin a second loop over a row with the block that the first ended with
         (not target.lanes_in_order, reuse_last_block),
         # do not mask private blocks, nor blocks that are whole
         (not target.lanes_in_order, unmask),

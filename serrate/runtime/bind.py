@@ -84,7 +84,7 @@ class BoundCall:
     sizes: dict[Any, Any] | None = None
     """What earlier calls with the same outline left about their sizes; None if nobody has looked for such calls."""
     unread: dict[int, Callable[[], int]] | None = None
-    """By place, numbers that take a host copy of lengths: read only if a program needs them, and 0 until then."""
+    """By place, numbers whose reading takes a host copy of lengths: read only if a program needs them, and 0 until then."""
 
     def read(self, places: Iterable[int]) -> None:
         """Reads those of the unread numbers that are at these places."""

@@ -250,17 +250,17 @@ class Doubles:
     places: tuple[int, ...]
 
     def of(self, leaves: Leaves) -> array[float]:
-        """Those of a call, in memory of the host."""
+        """The floats of a call, in host memory."""
         return array("d", map(leaves.__getitem__, self.places))
 
 
 _doubles: OrderedDict[tuple[torch.device, int, bytes], torch.Tensor] = OrderedDict()
-"""By device; by stream, because another would not wait until they are filled in; by bits, because 0.0 == -0.0."""
+"""By device; by stream, because another stream would not wait for the fill; by bits, because 0.0 == -0.0."""
 
 
 def doubles_on(device: torch.device, floats: Iterable[float]) -> torch.Tensor:
-    """Floats in memory of a device, which has those of recent calls. They are filled in there, because a copy from the host would
-    wait; in a call that a CUDA graph records, for that graph alone."""
+    """Floats in device memory; those of recent calls are still there. The device fills them in, because a copy from the host
+    would wait for it. A call that a CUDA graph records gets its own."""
     given = array("d", floats)
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return _filled_in(device, given)
@@ -526,7 +526,7 @@ class Seen:
 
 
 def remember(bindings: OrderedDict[Key, T], key: Key, binding: T) -> None:
-    """Caches a binding; the oldest ones are dropped."""
+    """Caches a binding, or what a binding needs; the oldest are dropped."""
     with _lock.own:
         bindings[key] = binding
         if len(bindings) > BINDINGS:

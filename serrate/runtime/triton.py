@@ -41,7 +41,7 @@ MOST_REGISTERS = 128
 """The limit for kernels that wait for memory: sixteen warps then share a multiprocessor. (Softmax of 16 bits on an H200: 66% of a
 copy's speed with 155 registers, 70% with 128.)"""
 TWO_PROGRAMS = 65536 // (2 * 32)
-"""Registers of a thread times warps of a program, if two programs share the registers of a multiprocessor."""
+"""The registers of a thread times the warps of a program, when two programs share the registers of a multiprocessor."""
 
 FEW_BLOCKS = 64
 """The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
@@ -111,7 +111,7 @@ class TritonFunction:
         self.compiled[device, wide(numbers)] = self._limited(kernel, loaded, arguments)
 
     def _limited(self, kernel: Any, loaded: LoadedKernel, arguments: Sequence[Any]) -> LoadedKernel:
-        """The kernel, compiled again with fewer registers if it uses more than the limit; as it was if that would spill."""
+        """The kernel; if it uses more registers than the limit, compiled again with the limit, unless that spills."""
         if self._registers is None or (getattr(kernel, "n_regs", None) or 0) <= self._registers:
             return loaded
         device = arguments[0].device

@@ -176,10 +176,14 @@ def choose(
     return Choice("maskless", sizes, why)
 
 
+WHY_PRODUCTS = "blocks of the matrix products of all rows occupy all workers"
+"""Why a GPU takes pieces of rows for matrix products."""
+
+
 def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool) -> str:
     """Why many workers take pieces of rows; empty if they take whole rows."""
     if product:
-        return "blocks of the matrix products of all rows occupy all workers"
+        return WHY_PRODUCTS
     if rows.longest is None:
         return "the host does not know the longest row, and cut rows have no worst case"
     if rows.count < 2 * workers:
@@ -193,8 +197,8 @@ def _sizes(rows: RowStatistics, target: Target, product: bool, carried: Carried,
 
 
 def product_sizes(mean: int, target: Target) -> dict[str, int]:
-    """The sizes for matrix products on a GPU. Blocks have no more rows than rows have positions on average: few tokens of each
-    expert would leave most of a larger one empty.
+    """The sizes for matrix products on a GPU. Blocks have no more rows than rows have positions on average: if each expert has
+    few tokens, most of a larger block would be empty.
 
     >>> from serrate.schedule.target import GPU
     >>> product_sizes(1000, GPU), product_sizes(70, GPU), product_sizes(20, GPU)

@@ -36,17 +36,18 @@ class RowWork:
         return 0 if self.carried == "nothing" else self.sixteen_bits + self.over_features
 
     def in_blocks(self, target: Target, *, pieces: bool = False) -> Target:
-        """The target with blocks for this work. Statistics over features of `pieces` of rows are combined in every block, so that
-        these are large. (Layer norm on an H200, in percent of a copy's speed, with Zipf and giant lengths: 57 and 66 with half
-        blocks, 62 and 70 with whole ones; of 16 bits 42 and 52 with quarters, 52 and 67 with whole ones.)"""
+        """The target with blocks for this work. `pieces` of rows with statistics over features combine lanes in every block, so
+        their blocks are large. (Layer norm on an H200, in percent of a copy's speed, with Zipf and giant lengths: 57 and 66 with
+        half blocks, 62 and 70 with whole ones; of 16 bits 42 and 52 with quarters, 52 and 67 with whole ones.)"""
         if not target.factors_blocks or (pieces and self.over_features):
             return target
         return replace(target, block=target.block >> self.halvings)
 
     def in_narrow_columns(self, target: Target) -> Target:
-        """The target with the columns of a worker that reads whole rows twice. The rows of all workers should stay in the cache
-        in between; of 32 bits, they have half as many columns then. (Softmax on an H200, in percent of a copy's speed, with
-        uniform and exponential lengths: 89 and 74, and 91 and 83 with half; of 16 bits: 65 and 56, and 61 and 56 with half.)"""
+        """The target with the columns of a worker that reads whole rows twice. Between the two reads, the rows of all workers
+        should stay in the cache, so of 32-bit elements a worker takes half as many columns. (Softmax on an H200, in percent of a
+        copy's speed, with uniform and exponential lengths: 89 and 74, and 91 and 83 with half; of 16 bits: 65 and 56, and 61 and
+        56 with half.)"""
         halves = self.carried == "statistics" and not self.sixteen_bits and not self.over_features
         return replace(target, column_bytes=target.column_bytes // 2) if halves and target.factors_blocks else target
 

@@ -93,9 +93,6 @@ class AxisUse:
     def __init__(self, program: TileProgram, phase: Phase) -> None:
         self.components: set[Symbol] = set()
         self.along: set[Symbol] = set()
-        self.rows: set[Symbol] = set()
-        self.columns: set[Symbol] = set()
-        self.depths: set[Symbol] = set()
         self.products: list[MatrixProduct] = []
         self.batches: set[Symbol] = set()
         """Axes that matrix products have besides their three."""
@@ -110,9 +107,9 @@ class AxisUse:
                 *batches, rows, columns, depth = (lane.symbol for lane in node.lanes)
                 self.products.append(MatrixProduct(rows, columns, depth))
                 self.batches.update(batches)
-                self.rows.add(rows)
-                self.columns.add(columns)
-                self.depths.add(depth)
+        self.rows = {p.rows for p in self.products}
+        self.columns = {p.columns for p in self.products}
+        self.depths = {p.depth for p in self.products}
         for expr in exprs:
             for e in expr.walk():
                 if isinstance(e, Element) and not e.array.local:
@@ -140,7 +137,7 @@ class AxisUse:
 
     @property
     def kept(self) -> set[Symbol]:
-        """Rows of chained products that stay to the end: queries, in attention."""
+        """Rows of chained products that their last result keeps: queries, in attention."""
         return {p.rows for p in self.products if not self.chained.isdisjoint(p)} - self.chained
 
 
@@ -254,8 +251,8 @@ def _fit(program: TileProgram, phase: Phase, chosen: dict[Axis, int], facts: Axi
 
 
 def _held_at_once(node: Block) -> Iterable[Lanes]:
-    """The lanes of the blocks that a statement holds at once: a float product of matrices has two operands and a
-    result; in any other product, all axes meet in one block."""
+    """The lanes of the blocks that a statement holds at once: a float product of matrices holds its operands and its result; any
+    other product holds one block with all axes."""
     if isinstance(node, Dot) and node.local.dtype.is_floating_point and multiplies_matrices(node):
         *batches, rows, columns, depth = node.lanes
         return [(*batches, *sides) for sides in itertools.combinations((rows, columns, depth), 2)]
@@ -263,7 +260,7 @@ def _held_at_once(node: Block) -> Iterable[Lanes]:
 
 
 def _most_held(lanes: Lanes, facts: AxisUse, target: Target) -> int:
-    """The most elements of a block. Sums of products fill the registers, unless other products are computed from them."""
+    """The most elements of a block. The sums of products may fill the registers, unless other products are computed from them."""
     sides = {lane.symbol for lane in lanes} - facts.batches
     is_result = any({p.rows, p.columns} == sides for p in facts.products)
     return max(target.sums // len(facts.products), target.largest) if is_result and not facts.chained else target.largest

@@ -92,8 +92,8 @@ def widths(env: Env) -> set[Path]:
 
 
 def counts_of(env: Env) -> set[int]:
-    """Numbers of rows, lengths and first dims that are not also another dim: an equal integer will vary with them. Those that the
-    host does not know are left out."""
+    """Numbers of rows, lengths and first dims that are not also another dim: an equal integer will vary with them. Numbers that
+    the host does not know are left out."""
     found: set[int] = set()
     widths: set[int] = set()
     for value in env.values():

@@ -154,7 +154,7 @@ class Places:
         raise AssertionError(f"no number is at {path}")
 
     def known_longest(self, path: Path) -> Callable[[Items], int | None]:
-        """The number at a path that `is_longest`, or None if it takes a host copy."""
+        """The number at a path that `is_longest`, or None if reading it takes a host copy."""
         place, level = self._places[path[0]], -1 if path[1] == "max_length" else path[2]
         return lambda items: items[place].structure.known_max_length(level)
 

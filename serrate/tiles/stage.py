@@ -7,6 +7,7 @@ given, builds the program through the engine, and binds it to arguments.
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -23,10 +24,10 @@ from serrate.ir.tile import Statement, TileProgram, inner, statements, with_inne
 from serrate.ir.values import Call, Tensor, Value, rewrite
 from serrate.modes import is_deterministic
 from serrate.runtime.bind import BoundCall, known_variation
-from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound
+from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound, remember
 from serrate.runtime.launch import Executable
 from serrate.runtime.results import Result
-from serrate.schedule.heuristic import LONG_BYTES, RowStatistics, product_sizes, similar_mean, waits
+from serrate.schedule.heuristic import LONG_BYTES, WHY_PRODUCTS, RowStatistics, product_sizes, similar_mean, waits
 from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, Target
@@ -67,8 +68,6 @@ class Options:
     """How many device loops share a budget for tuning."""
 
 
-SIZES = 64
-"""For how many sets of numbers a program keeps what depends on them alone; the oldest is dropped first."""
 ONLY_IF_CUT = "only_if_cut"
 """An option of the usual choice: rows stay whole if they cannot be cut."""
 ROOM = 1 << 28
@@ -177,9 +176,9 @@ class LoopStage(CompiledStage):
         """Reasons to add to its plans."""
         self._given: dict[Executable, TensorSources] = {}
         self._means: list[int] = []
-        """The mean lengths of rows that blocks of matrix products were chosen for."""
-        self._sizes: dict[tuple[Executable, tuple[int, ...]], SizedProgram] = {}
-        """By the numbers of a call: lengths often change while these do not."""
+        """The mean lengths for which blocks of matrix products were chosen."""
+        self._sizes: OrderedDict[tuple[Executable, tuple[int, ...]], SizedProgram] = OrderedDict()
+        """By the numbers of a call, which often stay the same when lengths change."""
 
     def header(self, chosen: Plan) -> str:
         return f"{self.name}: {chosen.strategy}"
@@ -229,9 +228,8 @@ class LoopStage(CompiledStage):
         key = (built.executable, call.numbers)
         sized = self._sizes.get(key)
         if sized is None:
-            sized = self._sizes[key] = self.sized(call, built)
-            while len(self._sizes) > SIZES:
-                self._sizes.pop(next(iter(self._sizes)))
+            sized = self.sized(call, built)
+            remember(self._sizes, key, sized)
         return self.with_arrays(call, sized, results)
 
     def _call_facts(self, items: Items, call: BoundCall) -> CallFacts:
@@ -240,8 +238,7 @@ class LoopStage(CompiledStage):
         statistics = functools.partial(_statistics, structures[0] if structures else None)
         if structures and structures[0].levels == 1 and self._multiplies and BACKENDS[self._backend].many_workers:
             options = {ONLY_IF_CUT: True} | self._product_sizes(structures[0])
-            why = "blocks of the matrix products of all rows occupy all workers"
-            return CallFacts(Candidate("persistent_dynamic", tuple(options.items())), statistics, why)
+            return CallFacts(Candidate("persistent_dynamic", tuple(options.items())), statistics, WHY_PRODUCTS)
         usual, why = Candidate("maskless"), "no row is a large share of all: a worker for each leaves no lane idle"
         last = None
         for structure in structures:

@@ -27,7 +27,7 @@ FUNCTIONS: dict[str, Callable[[Any, int], Any]] = {
 
 
 def rows(width: int) -> list[Tensor]:
-    """Rows of equal numbers of every magnitude, and rows whose numbers differ by little."""
+    """Rows of equal numbers of every magnitude, and rows with small differences between large numbers."""
     draw = torch.Generator().manual_seed(0)
     equal = [torch.full((n, width), v) for v, n in zip(MAGNITUDES, (1, 3, 64, 65, 2, 130, 3, 3, 1, 200, 3, 5, 2, 3), strict=True)]
     return [*equal, *(v + torch.randn(70, width, generator=draw) * 3 for v in (1e3, -1e5, 1e6))]
@@ -49,7 +49,7 @@ def test_far_from_zero(backend: str, strategy: str | None, name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_row_that_is_masked_altogether(backend: str) -> None:
+def test_a_fully_masked_row(backend: str) -> None:
     given = [torch.randn(3, 2), torch.randn(40, 2)]
     masks = [torch.ones(3, 2, dtype=torch.bool), torch.arange(80).view(40, 2) % 3 == 0]
     mask = JaggedTensor.from_list(masks)

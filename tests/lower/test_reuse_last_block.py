@@ -1,12 +1,13 @@
-"""Loops that begin with the block that the loop before them has ended with: every length is right, and a block is read once.
+"""Loops that begin with the last block of the loop before them: results for every length, what is read once, and which loops.
 
-The oracle is plain torch in float64, row by row; Triton's interpreter checks that no access leaves its memory.
+The oracle is plain torch in float64, row by row; Triton's interpreter checks the bounds of every access.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import serrate
-import serrate.language as hl
 from serrate import JaggedTensor, ops
+from serrate.codegen.triton.printer import print_triton
+from serrate.ir.domains import IterDomain
+from serrate.ir.expr import Array, Expr, Less, const, symbol
+from serrate.ir.loops import Assign, Declare, For, Lane, Local, LoopKernel, LoopProgram, Node, Reduce, Write, held, load
+from serrate.ir.tile import GRID, SERIAL
+from serrate.ir.values import Role, Tensor, Value, call
+from serrate.lower.passes.reuse_last_block import reuse_last_block
 
 pytestmark = pytest.mark.triton
 Body = Callable[[Any], Any]
@@ -96,22 +103,81 @@ def test_a_loop_that_needs_its_elements_in_order_goes_forward() -> None:
     assert "_back" not in source
 
 
-def test_rows_that_change_between_two_loops_are_read_again() -> None:
-    @serrate.kernel(config=serrate.Config(strategy="maskless"))
-    def k(x: JaggedTensor) -> torch.Tensor:
-        out = torch.zeros(x.num_rows, x.size(2))
-        for b in hl.grid(x.num_rows):
-            total = hl.zeros([x.size(2)])
-            for t in hl.tile(x.max_length):
-                total = total + x[b, t].sum(0)
-            for t in hl.tile(x.max_length):
-                x[b, t] = x[b, t] - total[None, :]
-            again = hl.zeros([x.size(2)])
-            for t in hl.tile(x.max_length):
-                again = again + x[b, t].sum(0)
-            out[b] = again
-        return out
+# --- which loops are reversed --------------------------------------------------------------------------------------------------
 
-    x = rows([5, 0, 130, 1], 8)
-    wanted = torch.stack([(row.double() - row.double().sum(0)).sum(0) for row in x.unbind()])
-    torch.testing.assert_close(k.on("triton")(x).double(), wanted, rtol=1e-4, atol=1e-3)
+N, C, R = symbol("n"), symbol("c", 0), symbol("r", 0)
+K, D = Lane(symbol("k", 0, 3), 4), Lane(symbol("d", 0, 7), 8)
+LENGTH = Array("lengths")[C]
+ROW = Less(R * 4 + K.symbol, LENGTH)
+TOTAL, PLACE = Local("total", torch.float32, (D,)), Local("place", torch.int64, (K,))
+
+
+def tensor(name: str, role: Role, dtype: torch.dtype = torch.float32) -> Tensor:
+    dims = (IterDomain(N, name=f"{name}_0"), IterDomain(8, name=f"{name}_1"))
+    return Tensor(name, dtype, dims, dims, role)
+
+
+X, Y, IDS = tensor("x", Role.INPUT), tensor("y", Role.OUTPUT), tensor("ids", Role.INPUT, torch.int64)
+POWER = call("exp", load(X, (R * 4 + K.symbol, D.symbol)), dtype=torch.float32)
+QUOTIENT = call("div", POWER, held(TOTAL), dtype=torch.float32)
+
+
+def is_reversed(*second: Node, between: tuple[Node, ...] = ()) -> bool:
+    """Whether a loop of these statements begins with the last block of a loop that sums powers."""
+    extent = (LENGTH + 3) // 4
+    sums, uses = (For(R, extent, SERIAL, body, extent) for body in ((Reduce((K, D), (ROW,), TOTAL, "sum", POWER),), second))
+    kernel = LoopKernel("p", (For(C, N, GRID, (Declare(TOTAL, 0.0), sums, *between, uses), N),))
+    program = LoopProgram("p", (kernel,), (X, IDS), (Y,), (), (), (N,))
+    made = reuse_last_block(program)
+    assert (made is program) == (str(made) == str(program))
+    return made is not program
+
+
+def store(place: Expr, value: Value = QUOTIENT, into: Tensor = Y) -> Write:
+    return Write((K, D), (ROW,), into, (place, D.symbol), value)
+
+
+def test_a_loop_that_stores_each_element_once_is_reversed() -> None:
+    assert is_reversed(store(R * 4 + K.symbol))
+    assert is_reversed(store(R * 7 + K.symbol * 2 + LENGTH))
+
+
+def test_a_loop_with_masks_before_its_last_block_runs_forward() -> None:
+    whole = store(R * 4 + K.symbol)
+    assert not is_reversed(replace(whole, guard=(ROW, Less(R * 4 + K.symbol, N))))
+    assert not is_reversed(replace(whole, guard=(ROW, Less(C, R * 4 + K.symbol))))
+
+
+def test_the_last_store_to_an_element_stays_the_last() -> None:
+    assert not is_reversed(store(K.symbol))
+    assert not is_reversed(store(R * 3 + K.symbol))
+    assert not is_reversed(store((R * 4 + K.symbol) // 2))
+    looked_up = Assign((K,), (ROW,), PLACE, load(IDS, (R * 4 + K.symbol, const(0))))
+    place = Array("place", local=True)[K.symbol]
+    assert not is_reversed(Declare(PLACE, 0), looked_up, store(R * 4 + place))
+    assert not is_reversed(replace(store(R * 4 + K.symbol), add=True))
+    assert not is_reversed(store(R * 4 + K.symbol), store(R * 4 + K.symbol + 4))
+    assert is_reversed(store(R * 4 + K.symbol), store(R * 4 + K.symbol))
+
+
+def test_a_loop_that_reads_what_it_stores_runs_forward() -> None:
+    stored = load(Y, (R * 4 + K.symbol + 4, D.symbol))
+    assert not is_reversed(store(R * 4 + K.symbol, call("add", QUOTIENT, stored, dtype=torch.float32)))
+    count = call("add", held(TOTAL), POWER, dtype=torch.float32)
+    assert not is_reversed(Assign((D,), (), TOTAL, count))
+
+
+def test_values_of_memory_that_changes_are_read_again() -> None:
+    assert not is_reversed(store(R * 4 + K.symbol, into=X))
+    assert not is_reversed(store(R * 4 + K.symbol), between=(Write((D,), (), X, (C, D.symbol), held(TOTAL)),))
+
+
+def test_undefined_lanes_of_a_saved_block_do_not_count() -> None:
+    saved, there = Local("saved", torch.float32, (K, D)), (Less(K.symbol, N),)
+    power = call("exp", load(X, (C * 4 + K.symbol, D.symbol)), dtype=torch.float32)
+    sums = (Assign((K, D), there, saved, power, undefined=True), Reduce((K, D), there, TOTAL, "sum", held(saved)))
+    body = (Declare(TOTAL, 0.0), Declare(saved, None), *sums, Write((D,), (), Y, (C, D.symbol), held(TOTAL)))
+    kernel = LoopKernel("p", (For(C, N, GRID, body, N),))
+    source = print_triton(LoopProgram("p", (kernel,), (X,), (Y,), (), (), (N,))).text
+    (added,) = re.findall(r"total = total \+ .*", source)
+    assert "tl.where(" in added

@@ -296,6 +296,9 @@ LOWER = [
         ("Bind(back, count - 2 - step, (), ())", "Bind(back, count - 1 - step, (), ())"),
         ("return all(end is not None and at_most_one_apart(loop.extent, end) for end in ends)", "return True"),
         ("return (blocks_read(read) | names_in(*expressions_of(read))).isdisjoint(changing)", "return True"),
+        ("and node.index == stored[node.tensor.memory]", ""),
+        ("return fixed and abs(factor_of(e, position)) > span", "return True"),
+        ("node.tensor.memory not in loaded and", ""),
     ),
     *_of(
         "serrate/codegen/triton/prelude.txt",
@@ -482,6 +485,11 @@ OTHER_BACKENDS = [
         "serrate/codegen/triton/printer.py",
         ("tests/codegen/test_addresses.py",),
         ('self.put(f"{s} = sr_wide({s})")', "pass"),
+    ),
+    *_of(
+        "serrate/codegen/triton/printer.py",
+        ("tests/lower/test_reuse_last_block.py",),
+        ("if node.undefined:\n            before = None\n        elif", "if not node.undefined and"),
     ),
     *_of(
         "serrate/codegen/triton/indices.py",

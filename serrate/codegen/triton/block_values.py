@@ -34,8 +34,8 @@ from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
 
 
 class ValuePrinter(IndexPrinter):
-    """Prints values. `descriptors` are what a copy engine reads boxes from, `last_reads` the loops, by id, that read an input
-    last."""
+    """Prints values. A copy engine reads boxes from `descriptors`; `last_reads` pairs loops, by id, with the inputs that they are
+    the last to read."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ValuePrinter(IndexPrinter):
         """The id of the innermost loop."""
         self.shared: dict[tuple[int, Lanes, Guard], str] = {}
         self.scalars: dict[int, str] = {}
-        """Numbers that are read once, before all loops, by the id of their load."""
+        """Variables for numbers that are read once, before all loops; by the id of the load."""
         self.kept: list[Value] = []
         self.narrow: set[str] = set()
         """Private blocks that are products of 16-bit blocks."""
@@ -119,7 +119,7 @@ class ValuePrinter(IndexPrinter):
         return f"{name}.load([{place}]){'' if box.sides == lanes else '.T'}"
 
     def _eviction(self, value: Load) -> str:
-        """The cache hint of a load from rows that several loops read: all loops but the last want them to stay."""
+        """The cache hint of a load from rows that several loops read: they stay in the cache until the last loop reads them."""
         if (self.loop, value.tensor) in self.last_reads:
             return ', eviction_policy="evict_first"'
         again = any(tensor is value.tensor for _, tensor in self.last_reads)
@@ -159,7 +159,7 @@ class ValuePrinter(IndexPrinter):
         if value.function not in FUNCTIONS:
             raise VerificationError(f"the triton backend has no function {value.function!r}")
         if value.function in (LIBDEVICE_BINARY if value.dtype.is_floating_point else DIVISIONS):
-            # A literal would be float32 or int32 there, whatever the dtype of the other operand.
+            # A literal would be float32 or int32, whatever the dtype of the other operand.
             kind = TYPES[carried_dtype(value.dtype)]
             args = [f"tl.full([], {a}, {kind})" if isinstance(v, Constant) else a for a, v in zip(args, value.args, strict=True)]
         if value.function in POWERS and (scaled := self._scaled(value.args[0], lanes, guard)) is not None:

@@ -10,7 +10,8 @@ components, or of a table. Where there are several blocks of components, `block_
     longest of groups   [max(f(0), ..., f(n - 1)), max(f(n), ...), ...]
     order of components [the c with the least f(c) of the first 1024, the next one, ...]
 
-The length of a row that does not exist is that of some other row, times 0: an element that an array does not have is read as 0.
+The length of a row that does not exist is the length of some other row, times 0. The value of an element past the end of an array
+therefore does not matter: it is read as 0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COMPONENTS = 4096
 class DerivedSource:
     """A module's text with the kernels `block_sums`, `running_sums`, `tables` and `all_arrays`, as far as there are such arrays.
     All take `inputs`; then `block_sums` the partial sums, `running_sums` those and the sums, `tables` and `all_arrays` the sums
-    and the tables; then all the values of `symbols` and the numbers of elements of the inputs."""
+    and the tables; then the values of all `symbols` and the numbers of elements of all inputs."""
 
     text: str
     inputs: tuple[Array, ...]

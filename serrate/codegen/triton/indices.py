@@ -45,7 +45,7 @@ class IndexPrinter:
         self.single: dict[Symbol, str] = {}
         """Lanes that a loop runs over, one at a time: what holds all their positions."""
         self.protecting: Guard = ()
-        """The conditions of the statement, and of the load in it, that is being printed."""
+        """The conditions of the statement that is being printed, and of the load in it."""
 
     def put(self, line: str) -> None:
         """Adds a line to the kernel."""
@@ -102,20 +102,21 @@ class IndexPrinter:
         return text if block.dtype == torch.int64 else f"{text}.to(tl.int64)"
 
     def _protection(self, e: Element, lanes: Lanes) -> str:
-        """A mask for an element that is read in lanes, some of which may select a row that does not exist: the conditions on
-        these lanes. A condition may read elements itself; it reads no deeper than the index of this one does."""
+        """The mask of an element that is read in lanes, some of which may select a row that does not exist: the conditions on
+        these lanes. Conditions may read elements too, under masks of their own. Only those that nest no deeper than the index of
+        this element count, so that the recursion ends."""
         own = self.lanes_in(e.index)
         found = [g for g in self.protecting if self._depth(g.left - g.right) <= self._depth(e.index)] if own else []
         return self.mask([g for g in found if self.lanes_in(g.left) | self.lanes_in(g.right)], lanes, own)
 
     def _depth(self, expr: Expr) -> int:
-        """How many elements, each read in lanes at a place that the next one gives, an expression needs."""
+        """How deeply an expression nests elements that are read in lanes: one in the index of another."""
         inside = max(map(self._depth, expr.operands), default=0)
         return inside + (isinstance(expr, Element) and not expr.array.local and bool(self.lanes_in(expr.index)))
 
     @contextlib.contextmanager
     def protected(self, guard: Guard) -> Iterator[None]:
-        """Statements and loads that are printed here have these conditions, besides those of what is around them."""
+        """Adds conditions to those under which elements are read: those of a statement, or of a load in it."""
         before, self.protecting = self.protecting, tuple(dict.fromkeys((*self.protecting, *guard)))
         yield
         self.protecting = before

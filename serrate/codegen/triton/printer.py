@@ -236,7 +236,7 @@ class _TritonPrinter(ValuePrinter):
         body = list(body)
         while body and isinstance(body[0], Bind):
             self._node(body.pop(0))
-        self._scalars_before(body)
+        self._read_scalars(body)
         heads: list[Bind | For] = []
         while (loop := _only_loop(body)) is not None and not loop.bound.symbols & {
             n.symbol for n in heads if isinstance(n, Bind)
@@ -267,9 +267,9 @@ class _TritonPrinter(ValuePrinter):
         bounds = tuple(loop.bound for loop in loops)
         return (None, bounds) if shared else (bounds, None)
 
-    def _scalars_before(self, body: Sequence[Node]) -> None:
-        """Reads numbers that are the same for the whole launch, such as the floats that a caller passes. In a loop, a load would
-        wait for memory in every iteration: Triton moves no load out of it."""
+    def _read_scalars(self, body: Sequence[Node]) -> None:
+        """Reads numbers that are the same for the whole launch, such as the floats that a caller passes. Triton does not hoist
+        loads: in a loop, each iteration would wait for memory."""
         every = list(nodes(tuple(body)))
         written = {n.tensor.memory for n in every if isinstance(n, Write)}
         named: dict[tuple[Tensor, tuple[Expr, ...]], str] = {}
@@ -430,11 +430,9 @@ class _TritonPrinter(ValuePrinter):
         local, mask = node.local, self.mask(node.guard, node.lanes, set(node.lanes))
         value = self.full(node.value, node.lanes, node.guard)
         guard, before = self.absent.get(local.name, (node.guard, None))
-        if (
-            mask
-            and not node.undefined
-            and (guard or before is None or self.missing(node.value, node.lanes, node.guard) != before)
-        ):
+        if node.undefined:
+            before = None
+        elif mask and (guard or before is None or self.missing(node.value, node.lanes, node.guard) != before):
             value = f"tl.where({mask}, {value}, {self.held(local, node.lanes)})"
         single = [lane for lane in local.lanes if lane.symbol in self.single]
         if single:
@@ -655,14 +653,14 @@ def _counted(node: Node) -> tuple[Lane, ...]:
 
 
 def _in_order(text: str, lanes: Sequence[Lane], local: Local) -> str:
-    """A block with the lanes of a private block in that block's order. A statement may have them in another one: a product whose
-    depth is 1 has its columns before its rows."""
+    """A block, with its lanes in the order that a private block has them in. Those of a statement may be in another order: a
+    product whose depth is 1 has its columns before its rows."""
     order = [lanes.index(lane) for lane in local.lanes]
     return text if order == sorted(order) else f"tl.permute({text}, {order})"
 
 
 def _is_inside(load: Load) -> bool:
-    """Whether a load reads one element, whose index is known and inside its tensor."""
+    """Whether a load reads one element at a constant index that is inside its tensor."""
     extents = [dim.extent_expr.value for dim in load.tensor.storage]
     places = [at.value for at in load.index]
     return bool(places) and all(at is not None and n is not None and 0 <= at < n for at, n in zip(places, extents, strict=True))

@@ -1,7 +1,7 @@
-"""Reuse the last block: a loop over the blocks that the loop before it has read begins with the last one, and goes back.
+"""Reuse the last block: a loop over the blocks that the loop before it has read begins with the last one, and runs backward.
 
-In: a loop program. Out: the same; what the first loop computed in its last iteration, and the second would compute again, is
-still in registers. The second loop goes through the other blocks in reverse, so that it reads first what entered the cache last:
+In: a loop program. Out: the same, but values of the first loop's last iteration that the second would compute again stay in
+registers. The second loop visits the other blocks in reverse, so that it first reads what entered the cache last:
 
     serial k < n:  m, l softmax= x[k*64 + i]      ->   serial k < n:  m, l softmax= x[k*64 + i];  last = exp(x[k*64 + i] - m)
     serial k < n:  y[k*64 + i] =                       if 0 < n:      k = n - 1;  y[k*64 + i] = last / l
@@ -9,10 +9,12 @@ still in registers. The second loop goes through the other blocks in reverse, so
                                                                       y[k*64 + i] = exp(x[k*64 + i] - m) / l
 
 A row that fits one block is read once. The rows of all programs together exceed the cache, so a second loop that started from the
-front would find little of its row there. If a third loop follows, it begins with the block that the second has ended with, and
-goes forward again.
+front would find little of its row there. If a third loop follows, it begins with the block that the second ended with, and runs
+forward again.
 
-Iterations of the second loop only store, or reduce by commutative operators: their order changes, and depends on the plan alone.
+Why it is legal: a value is saved only if neither the blocks it reads nor its memory change until the second loop uses it. No
+iteration of the second loop reads what another one writes, stores are to different elements, and reductions commute. So the order
+of its iterations changes nothing but the rounding of sums, and depends only on the plan and the length of the row.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from serrate.ir.expr import Less, Symbol, const, maximum, symbol
+from serrate.ir.expr import Expr, Less, Symbol, const, maximum, symbol
 from serrate.ir.loops import (
     MAX_NUMBER,
     Assign,
@@ -42,6 +44,7 @@ from serrate.ir.loops import (
     written_by,
 )
 from serrate.ir.reductions import reduction
+from serrate.ir.solve import factor_of, terms_of
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Role, Tensor, Value
 from serrate.lower.names import Names
@@ -62,7 +65,7 @@ from serrate.lower.passes.peel import at_most_one_apart, first_failure, guards_o
 
 
 def reuse_last_block(program: LoopProgram) -> LoopProgram:
-    """Begins loops with the block that the loop before them has ended with."""
+    """Begins loops with the block that the loop before them ended with."""
     names = Names(program)
     return per_kernel(program, lambda k: _body(k.body, names))
 
@@ -105,7 +108,7 @@ def _body(body: Body, names: Names) -> Body:
 
 def _saved(first: For, between: Body, second: For, names: Names) -> list[Saved]:
     """The values of the last iteration of a loop that the next loop needs for the same block."""
-    if first.extent is not second.extent or first.symbol is not second.symbol or not _in_any_order(second):
+    if first.extent is not second.extent or first.symbol is not second.symbol or not _may_reverse(second):
         return []
     if not all(isinstance(n, Declare | Effect) for n in (*first.body, *second.body)) or not _whole_before_last(second):
         return []
@@ -131,7 +134,7 @@ def _saved(first: For, between: Body, second: For, names: Names) -> list[Saved]:
 
 
 def _largest(value: Value, statement: Effect, found: Mapping[Value, tuple[int, Effect]]) -> Iterator[Value]:
-    """The largest parts of a value that were found in all lanes that the statement needs."""
+    """The largest parts of a value that the loop before computes, in all lanes that the statement needs."""
     if value in found and _covers(found[value][1], statement):
         yield value
     else:
@@ -139,31 +142,52 @@ def _largest(value: Value, statement: Effect, found: Mapping[Value, tuple[int, E
             yield from _largest(part, statement, found)
 
 
-def _in_any_order(loop: For) -> bool:
-    """Whether the iterations of a loop only store, or add to blocks that none of them reads."""
+def _may_reverse(loop: For) -> bool:
+    """Whether the iterations of a loop may run in any order: none reads what another one writes, each stores to its own elements,
+    and its reductions commute."""
+    statements = effects(loop.body)
     own = {n.local.name for n in loop.body if isinstance(n, Declare)}
     read = {name for n in loop.body for name in blocks_read(n)}
+    loaded = {v.tensor.memory for n in statements for value in values_of(n) for v in value.walk() if isinstance(v, Load)}
+    varying = {x.name for n in statements for x in written_by(n)}
+    stored = {n.tensor.memory: n.index for n in statements if isinstance(n, Write)}
 
     def is_free(node: Effect) -> bool:
         if isinstance(node, Write):
-            return not node.add
+            alone = node.tensor.memory not in loaded and node.index == stored[node.tensor.memory]
+            return alone and not node.add and _is_apart(node, loop.symbol, varying)
         if isinstance(node, Reduce) and node.local.name not in own:
             commutes = node.operator == MAX_NUMBER or reduction(node.operator).commutative
             return commutes and node.local.name not in read
         return isinstance(node, Assign | Reduce) and node.local.name in own
 
-    return all(map(is_free, effects(loop.body)))
+    return all(map(is_free, statements))
+
+
+def _is_apart(store: Write, position: Symbol, varying: Collection[str]) -> bool:
+    """Whether no two iterations of a loop store to the same element: along some dim, the elements of an iteration span less than
+    the distance to those of the next. `varying` are the private blocks that the loop writes."""
+    last = {lane.symbol: lane.size - 1 for lane in store.lanes}
+
+    def separates(e: Expr) -> bool:
+        terms = [(term, factor) for term, factor in terms_of(e) if term is not position]
+        span = sum(abs(factor) * last[term] for term, factor in terms if isinstance(term, Symbol) and term in last)
+        others = names_in(*(term for term, _ in terms if term not in last))
+        fixed = others.isdisjoint({position.name, *(s.name for s in last), *varying})
+        return fixed and abs(factor_of(e, position)) > span
+
+    return any(map(separates, store.index))
 
 
 def _whole_before_last(loop: For) -> bool:
-    """Whether all blocks but the last are whole. Otherwise, as with rows side by side, masks would be computed for the block in
-    registers and for all others: it takes longer than reading it again."""
+    """Whether all blocks but the last are whole. Otherwise, as with rows side by side, the block in registers and all others need
+    masks, and computing these twice takes longer than reading the block again."""
     ends = [first_failure(g, loop) for g in guards_of(loop)]
     return all(end is not None and at_most_one_apart(loop.extent, end) for end in ends)
 
 
 def _is_block(value: Value, statement: Effect, position: Symbol) -> bool:
-    """Whether a value is read from an input where a loop has arrived, one element in each lane."""
+    """Whether a value is computed from a block of an input at a loop's position, with an element for each lane."""
     every = {position, *(lane.symbol for lane in statement.lanes)}
     loads = (v for v in value.walk() if isinstance(v, Load) and v.tensor.role is Role.INPUT)
     return any(every <= {s for e in v.index for s in e.symbols} for v in loads)
@@ -193,7 +217,7 @@ def _saving(loop: For, saved: Sequence[Saved]) -> For:
 
 
 def _resumed(loop: For, plain: For, saved: Sequence[Saved], backward: bool, names: Names) -> list[Node]:
-    """A loop that begins with the block that the one before has ended with. `plain` is the loop without what it saves itself."""
+    """A loop that begins with the block that the one before it ended with. `plain` is the loop without what it saves itself."""
 
     def reusing(node: Node) -> Node:
         if not isinstance(node, Effect):

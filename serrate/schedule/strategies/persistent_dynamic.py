@@ -47,13 +47,13 @@ LINE = 512
 
 UNCUT = 2
 """The longest row that a GPU leaves whole, in multiples of the elements of a piece: a worker finishes it before all others are
-done. It is one where workers share the columns of a row, and for elements of 16 bits. (On an H200, in percent of a copy's speed,
+done. One, if workers share the columns of a row or its elements have 16 bits. (On an H200, in percent of a copy's speed,
 with exponential and Zipf lengths: softmax 79 and 60, and 81 and 60 with one; layer norm of 16 bits 62 and 52, and 65 and 57 with
 one, of 32 bits 76 and 57, and 75 and 57 with one.)"""
 
 FINISH = (128, 16)
-"""Partial results and columns of the blocks in which a GPU combines them. There may be one long row: many workers share its
-columns. (With 64 columns, it took 57 microseconds to finish a row of a thousand pieces.)"""
+"""The partial results and columns of a block in which a GPU combines them. If there is one long row, many workers should share
+its columns. (With 64 columns, it took 57 microseconds to finish a row of a thousand pieces.)"""
 
 GROUP_WARPS = 4
 """Warps of a program for a group of short rows: a thread holds few numbers, so that many programs wait for memory at once."""
@@ -125,7 +125,7 @@ def _pieces(
 
 
 def _longest(elements: int, shares: bool, work: RowWork, target: Target, phases: Sequence[Shape]) -> int:
-    """How many positions a row may have to be left whole, for workers with the columns of whole rows."""
+    """The positions of the longest row that is left whole. `target` has the columns of workers that take whole rows."""
     columns = in_columns(work.in_narrow_columns(target), phases)
     across = max((width(s, columns) for s in phases), default=1)
     return max(elements * (1 if shares or work.sixteen_bits else UNCUT) // across, 1)
