@@ -307,6 +307,8 @@ class LoopProgram:
     """Upper bounds of the elements of arrays: the number of positions or rows."""
     counts: tuple[tuple[Array, Expr | None], ...] = ()
     """Arrays that describe rows, and the number of rows if it is one number: they are read only at rows that exist."""
+    longest: tuple[tuple[Symbol, Array], ...] = ()
+    """Numbers that are the length of the longest row, each with the boundaries of the rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

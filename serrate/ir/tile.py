@@ -358,6 +358,8 @@ class TileProgram:
     """The number of components that each array of row boundaries describes."""
     limits: tuple[tuple[Array, Expr], ...] = ()
     """The upper bound of the elements of these arrays: the number of positions or rows."""
+    longest: tuple[tuple[Symbol, Array], ...] = ()
+    """Numbers that are the length of the longest row, each with the boundaries of the rows."""
     notes: tuple[str, ...] = field(default=())
     """For each loop, the values it carries and the reductions they were recognised as."""
     call: Library | None = None

@@ -35,6 +35,7 @@ from serrate.lower.passes.pad_lanes import pad_lanes
 from serrate.lower.passes.peel import peel
 from serrate.lower.passes.prefetch import prefetch
 from serrate.lower.passes.reuse_last_block import reuse_last_block
+from serrate.lower.passes.row_ends import row_ends
 from serrate.lower.passes.share_operands import share_operands
 from serrate.lower.passes.split_selects import split_selects
 from serrate.lower.passes.strip_mine import strip_mine
@@ -68,6 +69,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (target.lanes_in_order, split_selects),
         # stop loops past the last element; let idle workers exit at once
         (True, functools.partial(end_loops, branches=target.branches)),
+        # a row's own length ends it: drop the length of the longest
+        (True, row_ends),
         # look up the owner of a grid position in a table; launch grids bounded only by lengths with a host-known bound
         (target.tables, tabulate),
         (target.tables, launch_bounds),

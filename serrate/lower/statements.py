@@ -86,7 +86,7 @@ def block_statements(program: TileProgram, name: str, header: tuple[str, ...]) -
     read = (e.array for k in kernels for e in found_in(k.body) if isinstance(e, Element) and not e.array.local)
     counts = {a: a.recipe.count if isinstance(a.recipe, RunningSum) else None for a in read} | dict(program.counts)
     loops = LoopProgram(name, tuple(kernels), program.inputs, program.outputs, (*program.scratch, *private), (), (), header)
-    return replace(loops, limits=program.limits, counts=tuple(counts.items()))
+    return replace(loops, limits=program.limits, counts=tuple(counts.items()), longest=program.longest)
 
 
 class BlockStatements:

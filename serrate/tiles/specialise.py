@@ -9,6 +9,7 @@ time; then each value gets its own program.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -153,7 +154,8 @@ class LoopPrograms:
         if self.options.alone:
             _require_order(self.name, program)
         sources = ArgumentSources(trace, env)
-        program = below_their_maximum(without_implied(program, sources.longest))
+        longest = tuple((number, array) for array, numbers in sources.longest.items() for number in numbers)
+        program = below_their_maximum(without_implied(replace(program, longest=longest)))
         made = LoopStage(self.name, program, sources, self.options)
         made.variant(items)
         doubtful = unproven(program)

@@ -507,7 +507,7 @@ class Trace:
             tuple(self.axes),
             tuple((a, self.counted[a]) for a in self.described.values() if a in self.counted),
             tuple(self.limits.items()),
-            tuple(self.notes),
+            notes=tuple(self.notes),
         )
 
 
