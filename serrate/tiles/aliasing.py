@@ -40,6 +40,8 @@ class Aliasing:
 
     def require_apart(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises if a tensor that is stored to shares memory with another; strides are arbitrary."""
+        if not self._pairs:
+            return
         spans = [_span(t) for t in tensors]
         for k, j, in_place in self._pairs:
             (first, end), (other, last) = spans[k], spans[j]
@@ -78,5 +80,8 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
     """The address range of a tensor; empty if it has no elements or no memory."""
     if not x.numel() or x.is_meta:
         return 0, 0
+    if x.is_contiguous():
+        first = x.data_ptr()
+        return first, first + x.nbytes
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize

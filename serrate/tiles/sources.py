@@ -105,10 +105,6 @@ def device_of(items: Items) -> torch.device:
     return next(iter(found), CPU_DEVICE)
 
 
-def _floats(items: Items) -> torch.Tensor:
-    return doubles_on(device_of(items), [x for x in items if isinstance(x, float)])
-
-
 def is_longest(path: Path) -> bool:
     """Whether the number at a path is the length of the longest row of a level."""
     return path[1:] == ("max_length",) or (len(path) == 3 and path[1] == "longest")
@@ -122,8 +118,6 @@ class Places:
 
     def tensor(self, path: Path) -> Callable[[Items], torch.Tensor]:
         """Finds the tensor that a path leads to."""
-        if path == (NUMBERS,):
-            return _floats
         place = self._places[path[0]]
         match path[1:]:
             case ():
@@ -216,6 +210,7 @@ class ArgumentSources:
         # Which names stand for leaves is part of what a program is made for.
         leaves = [name for name in self.names if isinstance(env[name], LEAVES)]
         self._leaves = {name: k for k, name in enumerate(leaves)}
+        self._float_items = [k for k, name in enumerate(self.names) if isinstance(env[name], float)]
         self._floats = Doubles(tuple(k for name, k in self._leaves.items() if isinstance(env[name], float)))
         self.arguments = Arguments([a.name for a in trace.described.values()], trace.numbers.values())
         self._ragged = [k for k, name in enumerate(self.names) if isinstance(env[name], JaggedTensor)]
@@ -245,7 +240,11 @@ class ArgumentSources:
         """Where tensors that the loop uses are found."""
         return [self._given(self._paths[tensor.name]) for tensor in tensors]
 
+    def _doubles(self, items: Items) -> torch.Tensor:
+        """The floats of a call, in memory of the device."""
+        return doubles_on(self.device, [items[k] for k in self._float_items])
+
     def _given(self, path: Path) -> TensorSource:
         if path == (NUMBERS,):
-            return TensorSource(path, self._places.tensor(path), self._floats)
+            return TensorSource(path, self._doubles, self._floats)
         return TensorSource(path, self._places.tensor(path), self._leaves[path[0]] if path[1:] in ((), ("values",)) else None)
