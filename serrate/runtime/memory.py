@@ -67,16 +67,16 @@ class Scratch(NamedTuple):
 InMemory = torch.Tensor | Scratch
 
 
-def scratch(shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch.device) -> Callable[[], list[InMemory]] | None:
+Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
+
+
+def scratch(shapes: Shapes, device: torch.device) -> Callable[[], list[InMemory]] | None:
     """Allocates the temporaries of a call; None if there are none."""
     if not shapes:
         return None
     if device.type == "cpu":
         return lambda: [empty(shape, dtype, device) for shape, dtype in shapes]
-    room, places = 0, []
-    for shape, dtype in shapes:
-        places.append((room, shape, dtype))
-        room += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    room, places = _laid_out(shapes)
 
     def allocate() -> list[InMemory]:
         memory = torch.empty(room, dtype=torch.uint8, device=device)
@@ -85,15 +85,33 @@ def scratch(shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], device: torch
     return allocate
 
 
-def allocation(
-    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], outputs: int, device: torch.device
-) -> Callable[[], list[InMemory]]:
-    """Allocates everything that a call needs: `outputs` tensors of their own, and then temporaries."""
-    makers = [allocator(shape, dtype, device) for shape, dtype in shapes[:outputs]]
-    temporaries = scratch(shapes[outputs:], device)
-    if temporaries is None:
-        return lambda: [make() for make in makers]
-    return lambda: [*[make() for make in makers], *temporaries()]
+def _laid_out(shapes: Shapes) -> tuple[int, list[tuple[int, tuple[int, ...], torch.dtype]]]:
+    """The bytes that temporaries take together, and where each of them is."""
+    room, places = 0, []
+    for shape, dtype in shapes:
+        places.append((room, shape, dtype))
+        room += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return room, places
+
+
+class Allocation:
+    """Allocates everything that a call needs: `outputs` tensors of their own, and then temporaries. Cheap to make, because calls
+    often differ in their sizes."""
+
+    __slots__ = ("_device", "_outputs", "_scratch", "_shapes")
+
+    def __init__(self, shapes: Shapes, outputs: int, device: torch.device) -> None:
+        self._shapes, self._outputs, self._device = shapes, outputs, device
+        self._scratch: Callable[[], list[InMemory]] | None = None
+
+    def __call__(self) -> list[InMemory]:
+        made: list[InMemory] = [empty(shape, dtype, self._device) for shape, dtype in self._shapes[: self._outputs]]
+        if len(self._shapes) == self._outputs:
+            return made
+        if self._scratch is None:
+            self._scratch = scratch(self._shapes[self._outputs :], self._device)
+            assert self._scratch is not None
+        return made + self._scratch()
 
 
 def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:

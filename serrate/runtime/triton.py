@@ -23,7 +23,7 @@ from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_
 from serrate.codegen.triton.module import Descriptor, Launch
 from serrate.codegen.triton.printer import print_triton
 from serrate.errors import BackendError
-from serrate.ir.expr import Array, Symbol, const, numbers_function, size_function
+from serrate.ir.expr import Array, Expr, Symbol, const, minimum, numbers_function
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
@@ -254,6 +254,9 @@ class TritonExecutable:
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, warps, strict=True)]
+        counts = [_programs(*each) for each in zip(self._printed.launches, warps, strict=True)]
+        self._programs = numbers_function(counts, self._printed.program.symbols)
+        """How many programs each launch has, as a function of the symbols."""
         self._boxes = [box for each in self._launches for box in each.boxes]
         self._by_pointers = functools.cache(lambda: TritonExecutable(program, warps, stages, boxes=False))
         self._is_prepared = False
@@ -268,9 +271,10 @@ class TritonExecutable:
 
     def sized(self, symbols: Numbers, device: torch.device) -> Execute:
         """The program with everything but its memory."""
-        if not all(box.fits(symbols) for box in self._boxes):
+        if self._boxes and not all(box.fits(symbols) for box in self._boxes):
             return self._by_pointers().sized(symbols, device)
-        launches = [(each, (programs, 1)) for each in self._launches if (programs := each.programs(symbols))]
+        counts = zip(self._launches, self._programs(symbols), strict=True)
+        launches = [(each, (programs, 1)) for each, programs in counts if programs]
         sized = SizedLaunches(launches, symbols, device)
         if self._is_prepared and not self._boxes:
             return sized
@@ -296,19 +300,17 @@ class TritonExecutable:
         memory += [len(program.tensors) + program.arrays.index(a) for a in launch.arrays]
         registers = min(MOST_REGISTERS, TWO_PROGRAMS // warps) if not launch.stages and torch.version.hip is None else None
         kernel = TritonFunction(getattr(self._module, launch.function), options, registers)
-        grid, shared = (
-            size_function(const(0) if sizes is None else functools.reduce(operator.mul, sizes, const(1)), program.symbols)
-            for sizes in (launch.grid, launch.shared)
-        )
-        most = max(SHARED // warps, 1)
         symbols = [program.symbols.index(s) for s in launch.symbols]
         boxes = [_PreparedBox.of(d, launch, program) for d in launch.descriptors]
-        count = len(program.tensors) + len(program.arrays)
+        return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), boxes)
 
-        def programs(values: Numbers) -> int:
-            return grid(values) + min(shared(values), most)
 
-        return _PreparedLaunch(kernel, memory, symbols, count, programs, boxes)
+def _programs(launch: Launch, warps: int) -> Expr:
+    """How many programs a launch has."""
+    grid, shared = (
+        const(0) if sizes is None else functools.reduce(operator.mul, sizes, const(1)) for sizes in (launch.grid, launch.shared)
+    )
+    return grid + minimum(shared, max(SHARED // warps, 1))
 
 
 FARTHEST = 1 << 31
@@ -344,8 +346,7 @@ class _PreparedBox(NamedTuple):
 
 
 class _PreparedLaunch:
-    """A launch, and which of a program's tensors, arrays and symbols it takes; `count` is the number of tensors and arrays,
-    `programs` the number of programs, given the symbols."""
+    """A launch, and which of a program's tensors, arrays and symbols it takes; `count` is the number of tensors and arrays."""
 
     def __init__(
         self,
@@ -353,11 +354,9 @@ class _PreparedLaunch:
         memory: Sequence[int],
         symbols: Sequence[int],
         count: int,
-        programs: Callable[[Numbers], int],
         boxes: Sequence[_PreparedBox] = (),
     ) -> None:
         self.kernel, self.memory, self.symbols, self.boxes = kernel, memory, symbols, boxes
-        self.programs = programs
         numbers = [count + k for k in symbols]
         self.arguments: Callable[[Sequence[int]], Sequence[Any]]
         """The arguments of the kernel, of all addresses and symbols of the program."""
@@ -406,8 +405,10 @@ class SizedLaunches:
 
     def _compiled(self) -> list[tuple[Any, ...]] | None:
         found: list[tuple[Any, ...]] = []
+        narrow = not wide(self._symbols)
         for each, grid in self._launches:
-            compiled = each.kernel.compiled.get((self._device, wide([self._symbols[k] for k in each.symbols])))
+            own = () if narrow else wide([self._symbols[k] for k in each.symbols])
+            compiled = each.kernel.compiled.get((self._device, own))
             if compiled is None:
                 return None
             found.append((compiled.run, *grid, compiled.function, compiled.metadata, each.arguments))
@@ -449,7 +450,7 @@ class Derivation:
         count = first + 1 + len(made)
 
         def prepared(name: str, memory: Sequence[int]) -> _PreparedLaunch:
-            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count, lambda _: 1)
+            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count)
 
         # All memory: the inputs, partial sums, sums, tables.
         sums, tables = [*range(first + 1, first + 1 + self._sums)], [*range(first + 1 + self._sums, count)]
