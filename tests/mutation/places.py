@@ -526,7 +526,16 @@ GPU_CALLS = [
     *_of(
         "serrate/schedule/short_rows.py",
         ("tests/engine/test_routing.py", "-k", "sums_of_short_rows"),
-        ("rows[-1].body, finishes=alone)", "rows[-1].body)"),
+        ("rows[-1].body, finishes=finishes)", "rows[-1].body)"),
+    ),
+    *_of(
+        "serrate/schedule/short_rows.py",
+        ("tests/schedule/test_short_rows.py", "-k", "several_tensors"),
+        ("for each in (*short, *others.values())", "for each in others.values()"),
+        (
+            "        elif outer is not None and outer.uid in groups:",
+            "        elif outer is not None and outer.uid == next(iter(groups)):",
+        ),
     ),
     *_of(
         "serrate/lower/passes/name_indices.py",
