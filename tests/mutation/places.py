@@ -538,6 +538,11 @@ GPU_CALLS = [
         ),
     ),
     *_of(
+        "serrate/lower/passes/factor_operands.py",
+        ("tests/engine/test_attention.py", "-k", "scaled_before"),
+        ("operand.dtype not in (torch.float32, torch.bfloat16)", "not operand.dtype.is_floating_point"),
+    ),
+    *_of(
         "serrate/lower/passes/name_indices.py",
         ("tests/engine/test_expert_layers.py", "-k", "indices"),
         ("yield e, (*guard, *guarded.get(expr, ())), certain", "yield e, guard, certain"),
