@@ -143,6 +143,15 @@ def test_scores_are_scaled_before_they_are_rounded(dtype: torch.dtype, scale: fl
         torch.testing.assert_close(own.double(), want, rtol=0, atol=largest * (0.02 if dtype == torch.bfloat16 else 0.002))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sum_of_no_weights_is_zero(backend: str) -> None:
+    """A softmax of no keys is empty, and so is the sum over it, although its total is 0."""
+    q, (k, v) = rows([3, 0, 2], 4), (rows([0, 5, 6], 4) for _ in range(2))
+    got = serrate.jit(lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), 2) @ v, backend=backend)(q, k, v)
+    for own, a, b, c in zip(*(x.unbind() for x in (got, q, k, v)), strict=True):
+        torch.testing.assert_close(own, torch.softmax(a @ b.T, 1) @ c, rtol=1e-4, atol=1e-5)
+
+
 def test_a_function_of_scores_is_computed_a_block_at_a_time() -> None:
     q, k, v = (rows(LENGTHS, 16) for _ in range(3))
     k, v = q.with_values(k.values), q.with_values(v.values)
