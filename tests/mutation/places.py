@@ -538,6 +538,11 @@ GPU_CALLS = [
         ),
     ),
     *_of(
+        "serrate/codegen/triton/values.py",
+        ("tests/engine/test_elementwise.py", "-k", "truth_values"),
+        ('("add", "truth"): FUNCTIONS["logical_or"],', ""),
+    ),
+    *_of(
         "serrate/schedule/weighted_sums.py",
         ("tests/engine/test_attention.py", "-k", "no_weights"),
         ("if leaf.over[0].extent_expr.value is None:", "if False:"),
