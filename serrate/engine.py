@@ -80,10 +80,10 @@ def build(
         return CppExecutable(loops, frozenset(filter(is_wide, loops.arrays)))
     from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
 
-    plans = chosen.of_kernels(len(loops.kernels))
-    if len({(plan.warps, plan.stages) for plan in plans[:2]}) == 1:
+    short = chosen.short or chosen
+    if (short.warps, short.stages) == (chosen.warps, chosen.stages):
         loops = join_launches(loops)
-        plans = chosen.of_kernels(len(loops.kernels))
+    plans = [short if kernel.is_short else chosen for kernel in loops.kernels]
     return TritonExecutable(loops, [plan.warps for plan in plans], [plan.stages for plan in plans])
 
 

@@ -287,6 +287,8 @@ class LoopKernel:
 
     name: str
     body: tuple[Node, ...]
+    is_short: bool = False
+    """Whether it is launched with the warps and stages of the plan for short rows."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -321,6 +321,8 @@ class Phase:
     body: tuple[Statement, ...]
     lanes: tuple[IterDomain, ...] = ()
     """The domains that are lanes of block statements: what remains of an axis inside the loops over its tiles."""
+    is_short: bool = False
+    """Whether it computes rows that their own plan leaves whole, as `Plan.short` says, with the warps of that plan."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:

@@ -83,7 +83,9 @@ from serrate.lower.passes.common import inward
 def blocks(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
     """The loop program of a scheduled tile program."""
     lowered = [_PhaseLowering(program, phase, k) for k, phase in enumerate(program.phases)]
-    kernels = tuple(LoopKernel(f"{name}_{k}" if len(lowered) > 1 else name, p.run()) for k, p in enumerate(lowered))
+    kernels = tuple(
+        LoopKernel(f"{name}_{k}" if len(lowered) > 1 else name, p.run(), p.phase.is_short) for k, p in enumerate(lowered)
+    )
     scratch = tuple(t for t in program.scratch if any(p.stores(t) for p in lowered))
     found = {t for p in program.phases for t in p.writes if t.role is Role.PRIVATE}
     private = tuple(sorted(found, key=lambda t: t.name))

@@ -88,10 +88,6 @@ class Plan:
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
     """The program after all steps, for people to read."""
 
-    def of_kernels(self, count: int) -> tuple[Plan, ...]:
-        """The plan of each of a GPU's kernels: the first is for short rows, if they have a plan."""
-        return (self.short or self, *(self,) * (count - 1))[:count]
-
     def because(self, reason: str) -> Plan:
         """The plan with one more reason."""
         return replace(self, reasons=(*self.reasons, reason))

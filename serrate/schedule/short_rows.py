@@ -19,7 +19,7 @@ them is overwritten by the phases that follow.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
@@ -60,36 +60,72 @@ def by_length(whole: TileProgram, pieces: TileProgram, most: int) -> TileProgram
 
 
 def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain], most: int) -> TileProgram:
-    """Short rows on their own, then lists of the pieces of long ones. Phases that do not run over these rows, such as a check of
-    all indices, stay before or after them."""
-    component, row, size = _pieces(lists[0])
-    if any(_pieces(d) != (component, row, size) or not _lists_rows_longer_than(most, d) for d in lists):
-        raise ScheduleError("not all phases run over the rows that are cut, or not in the same pieces")
-    long: list[Phase] = []
+    """Short rows on their own, then lists of the pieces of long ones, for each component whose rows are cut. Phases that do not
+    run over these rows, such as a check of all indices, stay before or after them."""
+    groups: dict[int, LongRows] = {}
+    for listed in lists:
+        made = LongRows(listed, *_pieces(listed), [])
+        known = groups.setdefault(made.component.uid, made)
+        if known.row is not made.row or known.size != made.size or not _lists_rows_longer_than(most, listed):
+            raise ScheduleError("not all phases run over the rows that are cut, or not in the same pieces")
+    owners = {id(listed): _pieces(listed)[0].uid for listed in lists}
+    others: dict[str, Phase] = {}
     for phase in pieces.phases:
         loops = _grid(phase)
-        if loops and any(loops[0].domain is d for d in lists):
-            long.append(phase)
-        elif loops and loops[0].domain.uid == component.uid:
-            listed = combine(component, first_of(lists[0]))
-            of_row = At(component, listed, loops[-1].body, finishes=False)
-            long.append(replace(phase, body=_around((replace(loops[0], domain=listed), *loops[1:]), of_row)))
-    others = {phase.name: phase for phase in pieces.phases if phase.name not in {each.name for each in long}}
-    (at, short), *more = [(k, phase) for k, phase in enumerate(whole.phases) if phase.name not in others]
-    if more or len(whole.phases) != len(others) + 1 or len(long) == 1:
-        raise ScheduleError("not all phases run over the rows that are cut, or their pieces leave no partial results")
-    rows = _grid(short)
-    if not rows:
-        raise ScheduleError("rows are not processed one by one")
-    # What other phases read must be stored, also of short rows.
-    alone = not short.writes & {t.memory for phase in others.values() for t in phase.reads}
-    finished: Statement = At(rows[0].domain, rows[0].domain, rows[-1].body, finishes=alone)
-    if rows[0].domain.uid == component.uid:
-        finished = ByLength(row, 0, most, (finished,), ())
-    elif not _leaves_long_rows(short, row, most):
-        raise ScheduleError("rows are not processed one by one, and long ones are not left out")
-    before, after = ([others[phase.name] for phase in part] for part in (whole.phases[:at], whole.phases[at + 1 :]))
-    return pieces.with_phases((*before, Phase(f"{short.name}_short", _around(rows, finished)), *long, *after))
+        outer = loops[0].domain if loops else None
+        if outer is not None and id(outer) in owners:
+            groups[owners[id(outer)]].phases.append(phase)
+        elif outer is not None and outer.uid in groups:
+            groups[outer.uid].phases.append(groups[outer.uid].finishing(phase, loops))
+        else:
+            others[phase.name] = phase
+    short = [phase for phase in whole.phases if phase.name not in others]
+    if len(short) != len(groups) or len(whole.phases) != len(others) + len(groups):
+        raise ScheduleError("not all phases run over the rows that are cut")
+    if all(len(group.phases) == 1 for group in groups.values()):
+        raise ScheduleError("pieces leave no partial results")
+    phases: list[Phase] = []
+    for phase in whole.phases:
+        if phase.name in others:
+            phases.append(others[phase.name])
+            continue
+        rows = _grid(phase)
+        own = next((uid for uid, group in groups.items() if rows and group.are_left_by(phase, rows, most)), None)
+        if own is None:
+            raise ScheduleError("rows are not processed one by one, or long ones are not left out")
+        group = groups.pop(own)
+        # What other phases read must be stored, also of short rows.
+        elsewhere = {t.memory for each in (*short, *others.values()) if each is not phase for t in each.reads}
+        phases += [group.short(phase, rows, most, finishes=phase.writes.isdisjoint(elsewhere)), *group.phases]
+    return pieces.with_phases(tuple(phases))
+
+
+@dataclass(frozen=True)
+class LongRows:
+    """The phases over lists of the pieces of one component's long rows, and over these rows."""
+
+    listed: IterDomain
+    component: IterDomain
+    row: RaggedIterDomain
+    size: int
+    phases: list[Phase]
+
+    def finishing(self, phase: Phase, loops: tuple[Loop, ...]) -> Phase:
+        """A phase over components as one over those in the list."""
+        listed = combine(self.component, first_of(self.listed))
+        of_row = At(self.component, listed, loops[-1].body, finishes=False)
+        return replace(phase, body=_around((replace(loops[0], domain=listed), *loops[1:]), of_row))
+
+    def are_left_by(self, phase: Phase, rows: tuple[Loop, ...], most: int) -> bool:
+        """Whether a phase runs over rows of this component, one by one, or without the long ones."""
+        return rows[0].domain.uid == self.component.uid or _leaves_long_rows(phase, self.row, most)
+
+    def short(self, phase: Phase, rows: tuple[Loop, ...], most: int, *, finishes: bool) -> Phase:
+        """A phase over whole rows as one over short ones."""
+        body: Statement = At(rows[0].domain, rows[0].domain, rows[-1].body, finishes=finishes)
+        if rows[0].domain.uid == self.component.uid:
+            body = ByLength(self.row, 0, most, (body,), ())
+        return Phase(f"{phase.name}_short", _around(rows, body), is_short=True)
 
 
 def short_part(row: RaggedIterDomain, most: int) -> RaggedIterDomain:
@@ -107,9 +143,9 @@ def short_part(row: RaggedIterDomain, most: int) -> RaggedIterDomain:
 def _leaves_long_rows(phase: Phase, row: RaggedIterDomain, most: int) -> bool:
     """Whether all loops over rows of a phase leave out those longer than `most`."""
     part = short_part(row, most)
-    loops = [n.domain for n in statements(phase.body) if isinstance(n, Loop)]
-    found = [d for d in loops if row in (d, *above(d))]
-    return bool(found) and all(part in (d, *above(d)) for d in found)
+    loops = ((n.domain, *above(n.domain)) for n in statements(phase.body) if isinstance(n, Loop))
+    found = [made for made in loops if any(row is d for d in made)]
+    return bool(found) and all(any(part is d for d in made) for made in found)
 
 
 def above(domain: IterDomain) -> list[IterDomain]:

@@ -7,7 +7,8 @@ state of the reduction, so that neither scores nor weights are ever materialised
     w[q, k] = exp_diff(s[q, k], m[q]) * f[q]      ->    o[q, d] = u[q, d] * f[q]
     o[q, d] sum= w[q, k] * v[k, d] over k
 
-Legal because the sum over k is linear and f does not vary with k. A factor that does vary, such as the mask of a dropout, stays
+Legal because the sum over k is linear and f does not vary with k. Without any k the sum is 0, whatever f is: the reciprocal of a
+total of nothing is infinite. A factor that does vary, such as the mask of a dropout, stays
 in the sum: the reduction takes it as a scale of the last weights. Other readers of m and t still run after the pass. Which
 reductions weigh is part of their definition (`Reduction.weighing`).
 """
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import torch
 
 from serrate.errors import ScheduleError
 from serrate.ir.domains import IterDomain
@@ -33,6 +36,7 @@ from serrate.ir.values import (
     carried_dtype,
     constant,
     domains_in,
+    extent,
     read,
     reindex,
 )
@@ -78,6 +82,9 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
     result: Value = read(sums, leaf.index)
     for factor in parts.factors:
         result = call("mul", result, factor, dtype=target.dtype)
+    if leaf.over[0].extent_expr.value is None:
+        exists = call("gt", extent(leaf.over[0]), constant(0, torch.int64), dtype=torch.bool)
+        result = call("where", exists, result, constant(0.0, target.dtype), dtype=target.dtype)
     loops = tuple((loop.domain, loop.kind) for loop in found[0])
     outer = tuple((d, kind) for d, kind in loops if d.uid != leaf.over[0].uid)
     new = [Phase(sums.name, nest(loops, states))]

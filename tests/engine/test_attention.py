@@ -124,6 +124,34 @@ def test_a_softmax_of_products_times_values_is_attention_too() -> None:
     assert "online" in str(spelled.plan(q, k, v))
 
 
+@pytest.mark.triton
+@pytest.mark.parametrize("scale", [1e-5, 4096.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scores_are_scaled_before_they_are_rounded(dtype: torch.dtype, scale: float) -> None:
+    """Squares of large scores exceed float16 without a small factor, and those of small ones lose digits without a large one."""
+    q, k, v = (rows([5, 0, 35], 64, dtype=dtype) for _ in range(3))
+    q = q * (64 if scale < 1 else 2**-13)
+
+    @serrate.jit(backend="triton")
+    def attend(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> JaggedTensor:
+        return (torch.relu(q @ k.transpose(1, 2)).square() * scale) @ v
+
+    for own, *row in zip(*(x.unbind() for x in (attend(q, k, v), q, k, v)), strict=True):
+        a, b, c = (x.double() for x in row)
+        want = (torch.relu(a @ b.T).square() * scale) @ c
+        largest = float(want.abs().max()) if len(want) else 0.0
+        torch.testing.assert_close(own.double(), want, rtol=0, atol=largest * (0.02 if dtype == torch.bfloat16 else 0.002))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_sum_of_no_weights_is_zero(backend: str) -> None:
+    """A softmax of no keys is empty, and so is the sum over it, although its total is 0."""
+    q, (k, v) = rows([3, 0, 2], 4), (rows([0, 5, 6], 4) for _ in range(2))
+    got = serrate.jit(lambda q, k, v: torch.softmax(q @ k.transpose(1, 2), 2) @ v, backend=backend)(q, k, v)
+    for own, a, b, c in zip(*(x.unbind() for x in (got, q, k, v)), strict=True):
+        torch.testing.assert_close(own, torch.softmax(a @ b.T, 1) @ c, rtol=1e-4, atol=1e-5)
+
+
 def test_a_function_of_scores_is_computed_a_block_at_a_time() -> None:
     q, k, v = (rows(LENGTHS, 16) for _ in range(3))
     k, v = q.with_values(k.values), q.with_values(v.values)

@@ -53,6 +53,15 @@ def test_awkward_numbers(name: str, backend: str) -> None:
         compare(got, function(*operands), f"{name} of {operands}", tolerance=(3e-5 if dtype == torch.float32 else 1e-10, 1e-37))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arithmetic_of_truth_values(backend: str) -> None:
+    """As in torch, a sum is true where either operand is, and a product where both are."""
+    a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    x, y = (JaggedTensor.from_lengths(each, [3, 0, 1]) for each in (a, b))
+    for function in (lambda x, y: x + y, lambda x, y: x * y, lambda x, y: x + True, lambda x, y: (x + y).float() + (x * y)):
+        assert torch.equal(serrate.jit(function, backend=backend)(x, y).values, function(a, b))
+
+
 LOWEST = {dtype: torch.iinfo(dtype).min for dtype in (torch.int32, torch.int64)}
 
 

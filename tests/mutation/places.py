@@ -549,7 +549,31 @@ GPU_CALLS = [
     *_of(
         "serrate/schedule/short_rows.py",
         ("tests/engine/test_routing.py", "-k", "sums_of_short_rows"),
-        ("rows[-1].body, finishes=alone)", "rows[-1].body)"),
+        ("rows[-1].body, finishes=finishes)", "rows[-1].body)"),
+    ),
+    *_of(
+        "serrate/schedule/short_rows.py",
+        ("tests/schedule/test_short_rows.py", "-k", "several_tensors"),
+        ("for each in (*short, *others.values())", "for each in others.values()"),
+        (
+            "        elif outer is not None and outer.uid in groups:",
+            "        elif outer is not None and outer.uid == next(iter(groups)):",
+        ),
+    ),
+    *_of(
+        "serrate/codegen/triton/values.py",
+        ("tests/engine/test_elementwise.py", "-k", "truth_values"),
+        ('("add", "truth"): FUNCTIONS["logical_or"],', ""),
+    ),
+    *_of(
+        "serrate/schedule/weighted_sums.py",
+        ("tests/engine/test_attention.py", "-k", "no_weights"),
+        ("if leaf.over[0].extent_expr.value is None:", "if False:"),
+    ),
+    *_of(
+        "serrate/lower/passes/factor_operands.py",
+        ("tests/engine/test_attention.py", "-k", "scaled_before"),
+        ("operand.dtype not in (torch.float32, torch.bfloat16)", "not operand.dtype.is_floating_point"),
     ),
     *_of(
         "serrate/lower/passes/name_indices.py",

@@ -162,6 +162,40 @@ def test_short_rows_beside_work_that_is_not_by_rows() -> None:
     assert torch.equal(doubled, values * 2)
 
 
+Several = Callable[[Any, Any], tuple[Any, ...]]
+APART: dict[str, tuple[Several, Several]] = {
+    "two sums": (lambda x, y: (ops.sum(x, 1), ops.sum(y, 1)), lambda x, y: (x.sum(0), y.sum(0))),
+    "two softmaxes": (
+        lambda x, y: (ops.softmax(x, 1), ops.amax(y, 1), y - ops.mean(y, 1, keepdim=True)),
+        lambda x, y: (x.softmax(0), y.amax(0), y - y.mean(0)),
+    ),
+    "a temporary of both": (
+        lambda x, y: (x < ops.position(x, 1) * 0.01, ops.sum(y + ops.position(x, 1) * 0.01, 1)),
+        lambda x, y: (x < torch.arange(len(x)) * 0.01, (y + torch.arange(len(y)) * 0.01).sum(0)),
+    ),
+}
+"""Programs with loops over the rows of two tensors of the same lengths, and the same on one row of each."""
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", APART)
+def test_short_rows_of_several_tensors(name: str, rows: int) -> None:
+    make, wanted = APART[name]
+    lengths = [3, 200, 1, 64, 65, 7]
+    with ir.Fusion() as f:
+        first, second, offsets = f.input((None,), torch.float32), f.input((None,), torch.float32), f.input((None,), torch.int64)
+        f.output(*make(ops.as_nested(first, offsets), ops.as_nested(second, offsets)))
+    run = f.compile("triton", "persistent_dynamic", tile=8, chunk=PART, rows=rows)
+    x, y = (torch.randn(sum(lengths), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    given = x, y, torch.tensor([0, *lengths]).cumsum(0)
+    assert run.plan(*given).short is not None
+    found = [by_row(each) for each in run(*given)]
+    for k, row in enumerate(zip(x.double().split(lengths), y.double().split(lengths), strict=True)):
+        for own, want in zip(found, wanted(*row), strict=True):
+            torch.testing.assert_close(own[k].to(want.dtype), want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_block_of_positions_beside_other_lanes_is_not_larger_than_the_target_holds() -> None:
     with ir.Fusion() as f:
         x, described = f.input((None, None), torch.float32), f.input((None,), torch.int64)

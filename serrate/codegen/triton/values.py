@@ -57,6 +57,9 @@ FUNCTIONS: dict[str, str] = {
     "exp_diff": "sr_exp_diff({0}, {1})",
 }
 SPECIAL: dict[tuple[str, str], str] = {
+    # The sum of two bits is 0 if both are 1.
+    ("add", "truth"): FUNCTIONS["logical_or"],
+    ("mul", "truth"): FUNCTIONS["logical_and"],
     ("floor", "integer"): "{0}",
     ("ceil", "integer"): "{0}",
     ("pow", "integer"): "sr_whole_power({0}, {1})",
@@ -70,7 +73,7 @@ SPECIAL: dict[tuple[str, str], str] = {
     ("exp_diff", "double"): "tl.exp({0} - sr_finite({1}))",
     ("digamma", "single"): "sr_digamma({0}).to(tl.float32)",
 }
-"""Functions that are written differently for integers, float64 or float32."""
+"""Functions that are written differently for truth values, integers, float64 or float32."""
 POWERS = ("exp_diff", "exp_below")
 """Exponentials of differences from a maximum."""
 COMBINE = {
@@ -101,6 +104,8 @@ REDUCERS = {
 
 def kind_of(dtype: torch.dtype) -> str:
     """Which version of a function is for a dtype."""
+    if dtype == torch.bool:
+        return "truth"
     if not dtype.is_floating_point:
         return "integer"
     return "double" if dtype == torch.float64 else "single"

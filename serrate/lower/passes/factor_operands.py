@@ -1,7 +1,8 @@
 """Factor operands: an operand of a matrix product is computed by fewer operations per element.
 
 In: a loop program. Out: the same; a common factor of two terms is multiplied once, and a number that scales an operand scales
-the sums instead, which are far fewer. The results differ in rounding alone:
+the sums instead, which are far fewer. The results differ in rounding alone, so an operand that is rounded to float16 is scaled
+before: it would overflow without its factor, or lose the digits of small numbers.
 
     serial k:  t += (a*p + b*p)*0.5 @ y[k]              serial k:  t += (a + b)*p @ y[k]
     z = t                                        ->     z = t*0.5
@@ -81,7 +82,7 @@ def _scale(product: Dot) -> float | None:
 
 def _split(operand: Value) -> tuple[Value, float | None]:
     """A computed operand without the number that scales it, and that number."""
-    if not isinstance(operand, Call) or not operand.dtype.is_floating_point:
+    if not isinstance(operand, Call) or operand.dtype not in (torch.float32, torch.bfloat16):
         return operand, None
     if operand.function == "cast":
         inner, scale = _split(operand.args[0])

@@ -6,6 +6,7 @@ Where rows are ordered by length first, those of a group have similar lengths, s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serrate.errors import ScheduleError
@@ -31,14 +32,14 @@ def masked(
     ordered by length within `target.ordered` rows."""
     recorder = Recorder(program)
     prepare(recorder)
-    short: str | None = None
+    short: dict[str, str] = {}
     if most is not None:
         for shape in shapes(recorder.program):
             if len(shape.own_rows) > 1 or shape.has_other_rows:
                 raise ScheduleError(f"phase {shape.phase} runs over several ragged dims, so its rows cannot be split by length")
             for row in shape.own_rows:
                 recorder.do("short_only", shape.phase, row.name, most)
-                short = f"{row.name}r"
+                short[row.component.name] = f"{row.name}r"
         # Lanes then keep their own maxima and sums, and are combined once per row; the row stays in cache.
         in_two_passes(recorder, keep=False)
     schedule(recorder, target, GroupedRows(tile, block_size(rows, target.rows_together, target), short, target.ordered), lanes)
@@ -50,9 +51,9 @@ class GroupedRows(WholeRows):
     """Groups of components on the grid, with rows as lanes, up to the length of the longest row."""
 
     size: int
-    ordered_by: str | None = None
-    """The rows by whose lengths components are ordered, within `run` of them."""
-    run: int = 1
+    ordered_by: Mapping[str, str]
+    """The rows by whose lengths components are ordered, by the names of both, within `run` of them."""
+    run: int
 
     def per_component(self, recorder: Recorder, shape: Shape) -> tuple[list[str], list[str]]:
         assert shape.component is not None
@@ -60,8 +61,8 @@ class GroupedRows(WholeRows):
             # Nested rows: the trip count would differ between lanes.
             return super().per_component(recorder, shape)
         name = shape.component.name
-        if self.ordered_by is not None:
-            recorder.do("order", shape.phase, name, self.ordered_by, self.run)
+        if name in self.ordered_by:
+            recorder.do("order", shape.phase, name, self.ordered_by[name], self.run)
             name = f"{name}p"
         recorder.do("split", shape.phase, name, Sized(self.size, "rows that are processed together, as lanes"))
         return [f"{name}o"], [f"{name}i"]
