@@ -549,6 +549,14 @@ GPU_CALLS = [
         ("alone = axis.position in facts.batches and target.least_matmul > 1", "alone = False"),
     ),
     *_of(
+        "serrate/codegen/triton/block_values.py",
+        ("tests/language/test_maxima.py", "-k", "widened and triton"),
+        (
+            'return self.others.get(self.shared.get((id(value), lanes, guard), ""))',
+            "return self._other(value, lanes, guard)",
+        ),
+    ),
+    *_of(
         "serrate/codegen/triton/values.py",
         ("tests/engine/test_rounding.py", "-k", "divides"),
         ('("div", "single"): "tl.div_rn({0}, {1})"', '("div", "single"): "({0} / {1})"'),

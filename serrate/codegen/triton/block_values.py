@@ -77,8 +77,9 @@ class ValuePrinter(IndexPrinter):
             name = self.named(text)
             if raw:
                 return name
-            if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
-                self.others[name] = self.preferred.get(id(value), value.other)
+            other = self._other(value, lanes, guard)
+            if other is not None:
+                self.others[name] = other
             self.shared[key] = name
             self.kept.append(value)
         return self.shared[key]
@@ -220,18 +221,24 @@ class ValuePrinter(IndexPrinter):
         return self.lanes_in(value.expr) if isinstance(value, Number) else set()
 
     def missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
-        """What a computed value is where its statement is masked off, if that is known."""
+        """What a block that holds a value has where its statement is masked off, if that is known."""
         if isinstance(value, Load) and self.pointer(value.tensor, value.index, lanes)[1] != set(lanes):
             return None
         if isinstance(value, Held):
             asked, number = self.absent.get(value.local.name, ((), None))
             known = value.local.lanes == lanes and all(_is_asked(g, asked, lanes) for g in guard)
             return number if known and not self.single else None
+        return self.others.get(self.shared.get((id(value), lanes, guard), ""))
+
+    def _other(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
+        """What a value that is computed now is where its statement is masked off, if that is known."""
+        if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
+            return self.preferred.get(id(value), value.other)
         if isinstance(value, Call) and value.function in POWERS:
             return 0 if self.missing(value.args[0], lanes, guard) == -math.inf else None
         if isinstance(value, Call) and value.function == "cast":
             return 0 if self.missing(value.args[0], lanes, guard) == 0 else None
-        return self.others.get(self.shared.get((id(value), lanes, guard), ""))
+        return None
 
     def forget(self, local: str) -> None:
         """Invalidates values computed from a private block that changed."""
