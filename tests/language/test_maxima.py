@@ -47,3 +47,49 @@ def test_widened_elements_are_summed_as_well(backend: str) -> None:
     ]
     found = smoothed_loss.on(backend)(x, target)
     torch.testing.assert_close(found.double(), torch.stack(wanted), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@serrate.kernel
+def largest(x: JaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    place, value = torch.empty(x.num_rows, dtype=torch.int64), torch.empty(x.num_rows)
+    for b in hl.tile(x.num_rows):
+        best, at = hl.full([b], -torch.inf), hl.full([b], -1, dtype=torch.int64)
+        for k in hl.tile(x.max_length):
+            top = x[b, k].amax(1)
+            at = torch.where(top > best, x[b, k].argmax(1) + k.begin, at)
+            best = torch.maximum(best, top)
+        place[b], value[b] = at, best
+    return place, value
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_place_of_the_maximum_is_carried_as_well(backend: str) -> None:
+    x = rows()
+    place, value = largest.on(backend)(x)
+    assert place.tolist() == [int(row.argmax()) if len(row) else -1 for row in x.unbind()]
+    assert value.tolist() == [float(row.max()) if len(row) else -torch.inf for row in x.unbind()]
+
+
+@serrate.kernel
+def powers(x: JaggedTensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    out, sums = torch.empty(x.num_rows, width), torch.empty(x.num_rows)
+    for b in hl.tile(x.num_rows):
+        top, total = hl.full([b], -torch.inf), hl.zeros([b])
+        for k in hl.tile(width, block_size=8):
+            new = torch.maximum(top, x[b, k].amax(1))
+            power = torch.exp(x[b, k] - new[:, None])
+            out[b, k] = power
+            total = total * torch.exp(top - new) + power.sum(1)
+            top = new
+        sums[b] = top + torch.log(total)
+    return out, sums
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_exponentials_past_a_row_are_not_below_its_maximum(backend: str) -> None:
+    """Zeros past the end of a row of large negative numbers are far above it: e^100 is infinite."""
+    x = JaggedTensor.from_list([torch.full((3,), -100.0), torch.tensor([-1.0])])
+    found, sums = powers.on(backend)(x, 5)
+    wanted = torch.tensor([[1.0] * 3 + [torch.inf] * 2, [1.0] + [torch.e] * 4])
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(sums, torch.stack([torch.logsumexp(row, 0) for row in x.unbind()]))
