@@ -567,6 +567,12 @@ GPU_CALLS = [
         ("if g not in self.entered)", "if self.lanes_in(g.left) | self.lanes_in(g.right))"),
     ),
     *_of(
+        "serrate/tiles/aliasing.py",
+        ("tests/language/test_calls.py", "-k", "one_memory and cpp"),
+        ("if reads and (before or not stores", "if reads and (not stores"),
+        ("and not _once(program, node, x)", "and False"),
+    ),
+    *_of(
         "serrate/tiles/loops.py",
         ("tests/language/test_branches.py", "-k", "cpp or refused"),
         ("else self.before.get(name, Unset(name))", "else self.before.get(name, value)"),
