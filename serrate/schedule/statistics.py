@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Element, Expr, Symbol, minimum
+from serrate.ir.expr import Element, Expr, Less, Symbol, minimum
 from serrate.ir.loops import (
     Assign,
+    Block,
     Declare,
     Dot,
     Held,
@@ -50,10 +51,10 @@ def _bounded(program: TileProgram, body: tuple[Statement, ...]) -> tuple[Stateme
             found = None if top is None else _running_maximum(loop, top)
             if top is None or found is None:
                 continue
-            new, values = found
-            powers = tuple(_with_powers(n, new, {held(top), *values}) for n in loop.body)
-            (own,) = (n for n in loop.body if isinstance(n, Reduce) and n.value in values and n.operator == "max")
-            out[at] = loop = replace(loop, body=powers)
+            new, own = found
+            asked = set(own.guard)
+            powers = (_with_powers(n, new, {held(top), *([own.value] if asked <= _guard(n) else [])}) for n in loop.body)
+            out[at] = loop = replace(loop, body=tuple(powers))
             _bound_later(program, out, at, own, top)
     return tuple(out)
 
@@ -72,8 +73,7 @@ def _bound_later(program: TileProgram, body: list[Statement], at: int, own: Redu
         swap = {axis.position: other.position}
         element, asked = Swap(dict[Expr, Expr](swap.items()), swap).value(own.value), set(_conditions(own, swap))
         users = (
-            n if not isinstance(n, Write) or not asked <= set(n.guard) else _with_powers(n, held(top), {element})
-            for n in later.body
+            n if not isinstance(n, Write) or not asked <= _guard(n) else _with_powers(n, held(top), {element}) for n in later.body
         )
         body[k] = replace(later, body=tuple(users))
 
@@ -90,14 +90,19 @@ def _maximum(carry: Carry) -> Local | None:
     return carry.locals[0] if kind is not None and kind.operator == "max" else None
 
 
-def _running_maximum(loop: Loop, top: Local) -> tuple[Value, list[Value]] | None:
-    """The new value of a carried maximum in an iteration, and the values that it is an upper bound of."""
+def _running_maximum(loop: Loop, top: Local) -> tuple[Value, Reduce] | None:
+    """The new value of a carried maximum in an iteration, and the statement that finds the maximum of the elements there."""
     new = next((n.value for n in loop.body if isinstance(n, Assign) and n.local.name == top.name), None)
     if not isinstance(new, Call) or new.function != "maximum":
         return None
     names = {v.local.name for v in new.args if isinstance(v, Held)} - {top.name}
-    values = [n.value for n in loop.body if isinstance(n, Reduce) and n.local.name in names]
-    return (new, values) if len(values) == 1 else None
+    found = [n for n in loop.body if isinstance(n, Reduce) and n.local.name in names]
+    return (new, found[0]) if len(found) == 1 and found[0].operator == "max" else None
+
+
+def _guard(node: Statement) -> set[Less]:
+    """Where a statement applies: elsewhere it may compute exponentials of what is not below a maximum."""
+    return set(node.guard) if isinstance(node, Block) else set()
 
 
 def _with_powers(node: Statement, new: Value, below: set[Value]) -> Statement:
@@ -155,10 +160,9 @@ def _two_loops(
     running = _running_maximum(loop, top)
     if running is None:
         return None
-    new, values = running
-    found = [n for n in loop.body if isinstance(n, Reduce) and n.value in values and n.operator == "max"]
+    new, own = running
     summed = [[n for n in loop.body if isinstance(n, Reduce) and n.local.name == each.name] for each in sums]
-    if len(found) != 1 or any(len(each) != 1 for each in summed):
+    if any(len(each) != 1 for each in summed):
         return None
     again = replace(axis, name=f"{axis.name}_again")
     swap: dict[Expr, Expr] = {axis.position: again.position, axis.lane: again.lane}
@@ -168,10 +172,10 @@ def _two_loops(
         value = rewrite(node.value, lambda v: held(top) if v is new else None)
         return Swap(swap, lanes).node(replace(node, value=value))
 
-    first = replace(loop, body=(replace(found[0], local=top),), carried=(Carry((top,), passes.first),))
+    first = replace(loop, body=(replace(own, local=top),), carried=(Carry((top,), passes.first),))
     second = tuple(moved(each[0]) for each in summed)
-    own = {n.local.name for n in loop.body if isinstance(n, Declare)}
-    if any(_needs(n) & own for n in (*first.body, *second)):
+    declared = {n.local.name for n in loop.body if isinstance(n, Declare)}
+    if any(_needs(n) & declared for n in (*first.body, *second)):
         # Another value of the iteration is needed, which no longer exists.
         return None
     domain = again.domain

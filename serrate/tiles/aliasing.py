@@ -12,31 +12,24 @@ from typing import NoReturn
 import torch
 
 from serrate.errors import KernelError
-from serrate.ir.loops import Load, LoopProgram, Write, nodes, values_of
-from serrate.ir.values import Role
+from serrate.ir.expr import Expr, Symbol
+from serrate.ir.loops import Block, If, Load, LoopProgram, Write, values_of
+from serrate.ir.tile import GRID, Loop, Statement, TileProgram, inner, statements
+from serrate.ir.values import Role, Tensor
 from serrate.tiles.sources import NUMBERS, Path
 
 
 class Aliasing:
     """Which tensors of a program may share memory."""
 
-    def __init__(self, program: LoopProgram, paths: Sequence[Path]) -> None:
-        self._program, self._paths = program, paths
-        stored = [k for k, t in enumerate(program.tensors[: len(paths)]) if t.role is Role.OUTPUT]
+    def __init__(self, traced: TileProgram, program: LoopProgram, paths: Sequence[Path]) -> None:
+        """`program` has the same tensors as the traced one, in the order of `paths`."""
+        self._paths = paths
+        tensors = program.tensors[: len(paths)]
+        stored = [k for k, t in enumerate(tensors) if t.role is Role.OUTPUT]
         named = [k for k, path in enumerate(paths) if path != (NUMBERS,)]
-        self._pairs = [(k, j, self._in_place(k, j)) for k in stored for j in named if j != k and not (j in stored and j < k)]
-
-    def _in_place(self, stored: int, read: int) -> bool:
-        """Whether one tensor is only read at the index where the other is stored, so that they may be the same tensor."""
-        x, y = (self._program.tensors[k] for k in (stored, read))
-        if y.role is Role.OUTPUT:
-            return False
-        for kernel in self._program.kernels:
-            for node in nodes(kernel.body):
-                for v in (v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and v.tensor is y):
-                    if not (isinstance(node, Write) and node.tensor is x and node.index == v.index):
-                        return False
-        return True
+        pairs = [(k, j) for k in stored for j in named if j != k and not (j in stored and j < k)]
+        self._pairs = [(k, j, _in_place(traced, tensors[k], tensors[j])) for k, j in pairs]
 
     def require_apart(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises if a tensor that is stored to shares memory with another; strides are arbitrary."""
@@ -74,6 +67,48 @@ class Aliasing:
             f"{first}, which the kernel stores to, shares memory with {second}: "
             f"use one name for both, or pass a copy, {second}.clone()"
         )
+
+
+def _in_place(program: TileProgram, x: Tensor, y: Tensor) -> bool:
+    """Whether each element of `y` is only read where it is stored in `x`, and before that, so that they may be the same tensor.
+    Generated code assumes that different tensors are apart: it may read an element once for several statements."""
+
+    def stored_after(body: Sequence[Statement], before: bool) -> bool | None:
+        """Whether elements may have been stored after these statements; None if one may be read then, or elsewhere."""
+        for node in body:
+            if isinstance(node, Block):
+                reads = [v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and v.tensor is y]
+                stores = isinstance(node, Write) and node.tensor is x
+                if reads and (before or not stores or any(v.index != node.index for v in reads if isinstance(node, Write))):
+                    return None
+                before = before or stores
+                continue
+            sides = [stored_after(part, before) for part in inner(node)]
+            if None in sides or (y in _read((node,)) and not _once(program, node, x)):
+                return None
+            before = before or True in sides
+        return before
+
+    return y.role is not Role.OUTPUT and all(stored_after(phase.body, False) is not None for phase in program.phases)
+
+
+def _read(body: tuple[Statement, ...]) -> set[Tensor]:
+    """The tensors that statements read."""
+    blocks = (node for node in statements(body) if isinstance(node, Block))
+    return {v.tensor for node in blocks for value in values_of(node) for v in value.walk() if isinstance(v, Load)}
+
+
+def _once(program: TileProgram, node: Statement, x: Tensor) -> bool:
+    """Whether no iteration of a loop stores an element of `x` that a later one may ask for. Programs of a grid do not."""
+    if isinstance(node, If) or (isinstance(node, Loop) and node.kind is GRID):
+        return True
+    axis = program.axis_of(node.domain) if isinstance(node, Loop) else None
+    indices = {n.index for n in statements((node,)) if isinstance(n, Write) and n.tensor is x}
+    return axis is not None and len(indices) == 1 and all(axis.position in _symbols(index) for index in indices)
+
+
+def _symbols(index: Sequence[Expr]) -> set[Symbol]:
+    return {s for e in index for s in e.symbols}
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:

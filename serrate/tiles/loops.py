@@ -20,7 +20,7 @@ from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
 from serrate.tiles.carried import carries as carries_of
 from serrate.tiles.elementwise import block_value, broadcast_dims, cast
-from serrate.tiles.values import Condition, Feeder, Traced, TracedTensor, TracedTile, as_traced, shown_axes
+from serrate.tiles.values import Condition, Feeder, Traced, TracedTensor, TracedTile, Unset, as_traced, shown_axes
 
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
@@ -360,7 +360,7 @@ class Branch:
 
     def restore(self, name: str, value: Any) -> Any:
         """The value of a name at the start of the second branch."""
-        return value if self.known is not None else self.before.get(name, value)
+        return value if self.known is not None else self.before.get(name, Unset(name))
 
     def close(self) -> None:
         """Called after both branches."""
@@ -374,10 +374,10 @@ class Branch:
 
     def _merge(self, name: str) -> Any:
         trace = self.trace
-        sides = [self.sides[k].get(name, self.before.get(name, _MISSING)) for k in (0, 1)]
+        sides = [self.sides[k].get(name, self.before.get(name, Unset(name))) for k in (0, 1)]
         if sides[0] is sides[1]:
             return sides[0]
-        if any(s is _MISSING for s in sides):
+        if any(isinstance(s, Unset) for s in sides):
             return Unset(name)
         values = [as_traced(s) for s in sides]
         if not all(isinstance(v, Traced) for v in values):
@@ -417,19 +417,3 @@ class Branch:
 def _holds_first(condition: Less, axis: Axis) -> bool:
     """Whether a condition holds at the first position of an axis if it holds at any."""
     return axis.lane not in condition.symbols and loosest(condition, (axis.position,)) is not None
-
-
-_MISSING = object()
-
-
-class Unset:
-    """A name that only one branch sets."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        refuse(
-            f"{self._name} may not be set: the condition of the `if` is known only when the kernel runs; "
-            "set it before the loop, or in both branches"
-        )

@@ -23,6 +23,7 @@ from serrate.frontend.kernel.source import (
     LOCALS,
     carried_names,
     every_statement,
+    names_read,
     names_written,
     parsed,
     read_first,
@@ -223,6 +224,7 @@ class _HookInserter:
         carried |= left
         loop = self._name()
         again, _ = read_first(node.body, set())
+        again |= names_read(node.test) if isinstance(node, ast.While) else set()
         node.body = self.statements(node.body, live | frozenset(again))
         targets = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)] if isinstance(node, ast.For) else []
 
@@ -246,6 +248,8 @@ class _HookInserter:
     def _branch(self, node: ast.If, live: frozenset[str]) -> list[ast.stmt]:
         name = self._name()
         written = sorted({n for part in (node.body, node.orelse) for s in every_statement(part) for n in names_written(s)})
+        # Other names, such as the tiles of loops in both parts, need not have one value for both.
+        read_later = [n for n in written if n in live]
         begin = _like(f"{name} = {TRACE}.branch(0)", node)
         first = begin[0]
         assert isinstance(first, ast.Assign) and isinstance(first.value, ast.Call)
@@ -253,10 +257,10 @@ class _HookInserter:
         saves = _like("\n".join(f"if {n!r} in {LOCALS}(): {name}.save({n!r}, {n})" for n in written) or "pass", node)
 
         def kept(side: int) -> str:
-            return "\n".join(f"if {n!r} in {LOCALS}(): {name}.keep({side}, {n!r}, {n})" for n in written) or "pass"
+            return "\n".join(f"if {n!r} in {LOCALS}(): {name}.keep({side}, {n!r}, {n})" for n in read_later) or "pass"
 
         restored = "\n".join(f"if {n!r} in {LOCALS}(): {n} = {name}.restore({n!r}, {n})" for n in written) or "pass"
-        merged = "\n".join(f"if {n!r} in {LOCALS}(): {n} = {name}.result({n!r}, {n})" for n in written) or "pass"
+        merged = "\n".join(f"if {n!r} in {LOCALS}(): {n} = {name}.result({n!r}, {n})" for n in read_later) or "pass"
         then, other = _like(f"if {name}.then(): pass", node)[0], _like(f"if {name}.other(): pass", node)[0]
         assert isinstance(then, ast.If) and isinstance(other, ast.If)
         then.body = [*self.statements(node.body, live), *_like(kept(0) + "\n" + restored, node)]

@@ -289,7 +289,7 @@ class LoopStage(CompiledStage):
             program = executable.program
             given = self._sources.given((*program.inputs, *program.outputs))
             bindable = all(isinstance(each.warm, int) for each in given[len(program.inputs) :])
-            found = TensorSources(given, Aliasing(program, [each.path for each in given]), bindable)
+            found = TensorSources(given, Aliasing(self.naive, program, [each.path for each in given]), bindable)
             self._given[executable] = found
         return found
 

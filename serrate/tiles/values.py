@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from serrate.frontend.kernel.machine import current, refuse
-from serrate.frontend.kernel.values import Tile, TileValue, TorchLike
+from serrate.frontend.kernel.values import Lanes, Tile, TileValue, TorchLike
 from serrate.ir.expr import Element, Expr, Less, as_expr, const
 from serrate.ir.loops import Number, existing, number
 from serrate.ir.renaming import Swap
@@ -290,8 +290,39 @@ def shown_axes(axes: Sequence[Axis | None]) -> str:
     return "(" + ", ".join("1" if a is None else str(a) for a in axes) + ")"
 
 
+class Unset(Lanes):
+    """A name that only one branch sets: using it raises."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def refused(self) -> NoReturn:
+        """Raises with the reason."""
+        refuse(
+            f"{self._name} may not be set: the condition of the `if` is known only when the kernel runs; "
+            "set it before the loop, or in both branches"
+        )
+
+    def __getattr__(self, attribute: str) -> Any:
+        self.refused()
+
+    def __bool__(self) -> bool:
+        self.refused()
+
+    def __index__(self) -> int:
+        self.refused()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.refused()
+
+    def __setitem__(self, key: Any, x: Any) -> None:
+        self.refused()
+
+
 def as_traced(x: Any) -> Any:
     """A tile as its positions, a number as a scalar value; anything else unchanged."""
+    if isinstance(x, Unset):
+        x.refused()
     if isinstance(x, TracedTile):
         return x.index
     if isinstance(x, bool):

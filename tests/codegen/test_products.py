@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import serrate
+import serrate.language as hl
 from serrate import JaggedTensor
 
 
@@ -21,3 +22,24 @@ def test_blocks_that_are_not_full(dtype: torch.dtype, depth: int, columns: int, 
     got = serrate.jit(lambda x, w: x @ (w.transpose(1, 2) if across else w))(x, weights)
     for row, weight, found in zip(x.unbind(), weights, got.unbind(), strict=True):
         assert torch.equal(found, row @ (weight.t() if across else weight))
+
+
+@serrate.kernel
+def per_row(x: JaggedTensor, y: JaggedTensor) -> torch.Tensor:
+    out = torch.empty(x.num_rows, x.size(2), y.size(2))
+    for b, m, n in hl.tile([x.num_rows, x.size(2), y.size(2)]):
+        total = hl.zeros([b, m, n])
+        for k in hl.tile(x.max_length):
+            total = total + x[b, k, m].transpose(1, 2) @ y[b, k, n]
+        out[b, m, n] = total
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("left", "right"), [(16, 16), (33, 17), (1, 3)])
+def test_rows_that_are_read_across(dtype: torch.dtype, left: int, right: int) -> None:
+    """The first operand is transposed in registers, whatever its dtype. Whole numbers are summed exactly."""
+    lengths = [0, 1, 16, 17, 70]
+    x, y = (JaggedTensor.from_lengths(torch.randint(-8, 8, (sum(lengths), n)).to(dtype), lengths) for n in (left, right))
+    wanted = [a.double().t() @ b.double() for a, b in zip(x.unbind(), y.unbind(), strict=True)]
+    assert torch.equal(per_row(x, y).double(), torch.stack(wanted))

@@ -845,6 +845,47 @@ def test_memory_under_two_names_is_refused_where_it_is_stored_to(backend: str) -
     assert run(torch.zeros(0), torch.zeros(0)).tolist() == []
 
 
+@serrate.kernel
+def stored_twice(x: torch.Tensor, out: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        out[t] = x[t] + 1
+        out[t] = x[t] * 2
+
+
+@serrate.kernel
+def stored_again(x: torch.Tensor, out: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        for _ in hl.grid(3):
+            out[t] = x[t] + 1
+
+
+@serrate.kernel
+def stored_later(x: torch.Tensor, out: torch.Tensor, turned: bool) -> None:
+    for t in hl.tile(x.size(0)):
+        if x.size(0) > 4:
+            out[t] = x[t] + 1
+        else:
+            out[t] = x[t] * 2
+        if turned:
+            out[t] = -out[t]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_one_memory_is_read_only_before_it_is_stored_to(backend: str) -> None:
+    """Other reads of it might be those of the memory as it was."""
+    x, out = torch.arange(5.0), torch.zeros(5)
+    for kernel, wanted in ((stored_twice, x * 2), (stored_again, x + 1)):
+        with pytest.raises(KernelError, match=r"out, which the kernel stores to, shares memory with x"):
+            kernel.on(backend)(x, x)
+        kernel.on(backend)(x, out)
+        assert torch.equal(out, wanted)
+    for size, turned in ((5, False), (4, True), (5, True)):
+        x = torch.arange(float(size))
+        wanted = (x + 1 if size > 4 else x * 2) * (-1 if turned else 1)
+        stored_later.on(backend)(x, x, turned)
+        assert torch.equal(x, wanted)
+
+
 def test_an_argument_that_is_not_there() -> None:
     @serrate.kernel
     def k(x: torch.Tensor, bias: torch.Tensor | None = None, *, scale: float = 2.0) -> torch.Tensor:

@@ -680,9 +680,12 @@ template <class T> __attribute__((noinline, optimize("no-tree-vectorize"))) stat
   for (i64 j = 0; j < columns; j++)
     for (i64 i = 0; i < rows; i++) to[i * ld + j] = from[j * stride + i];
 }
+template <class T> struct Moved { typedef T kind; };
+template <> struct Moved<bf16> { typedef u16 kind; };  // vectors have plain numbers
 template <class T> __attribute__((noinline)) static void turned(T* __restrict to, i64 ld, const T* __restrict from, i64 stride, i64 rows, i64 columns) {
   enum { W = 16 };
-  typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
+  typedef typename Moved<T>::kind number;
+  typedef number vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
   i64 j = 0;
   for (; j + W <= columns; j += W) {
     i64 i = 0;

@@ -7,7 +7,7 @@ known what a value is in lanes that a statement masks off, later masks are left 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ from serrate.codegen.triton.values import (
 )
 from serrate.errors import VerificationError
 from serrate.ir.conditions import conditions_of
-from serrate.ir.expr import Array, Expr, Less
+from serrate.ir.expr import Array, Expr, Less, Symbol
 from serrate.ir.loops import Boxed, Existing, Guard, Held, Lane, Lanes, Load, Local, Number
 from serrate.ir.solve import end_of, possible
 from serrate.ir.values import Call, Constant, Tensor, Value, carried_dtype
@@ -77,8 +77,9 @@ class ValuePrinter(IndexPrinter):
             name = self.named(text)
             if raw:
                 return name
-            if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
-                self.others[name] = self.preferred.get(id(value), value.other)
+            other = self._other(value, lanes, guard)
+            if other is not None:
+                self.others[name] = other
             self.shared[key] = name
             self.kept.append(value)
         return self.shared[key]
@@ -105,7 +106,7 @@ class ValuePrinter(IndexPrinter):
             return text if raw or wanted == value.dtype else f"{text}.to({TYPES[wanted]})"
         with self.protected(value.guard):
             pointer, own = self.pointer(value.tensor, value.index, lanes)
-            mask = self._joined_mask(self.mask(guard, lanes, own), value.guard, lanes)
+            mask = self.joined_mask(self.mask(guard, lanes, own), value.guard, lanes)
         masked = {e for g in value.guard for e in self.lanes_in(g.left) | self.lanes_in(g.right)}
         pointer += self.still(masked - own, lanes)
         other = number_text(value.other if value.guard else self.preferred.get(id(value), value.other))
@@ -128,15 +129,6 @@ class ValuePrinter(IndexPrinter):
     def still(self, missing: set[Lane], lanes: Lanes) -> str:
         """Adds lanes to a pointer that its address does not depend on, as a mask or value with these lanes requires."""
         return "".join(f" + {self.index(lane.symbol, lanes)} * 0" for lane in lanes if lane in missing)
-
-    def _joined_mask(self, mask: str, guard: Guard, lanes: Lanes) -> str:
-        """A mask combined with a load's own conditions; lane-invariant ones enable or disable all of it."""
-        laned = [g for g in guard if self.lanes_in(g.left) | self.lanes_in(g.right)]
-        mask = " & ".join([*([mask] if mask else []), *(f"({self.condition(g, lanes)})" for g in laned)])
-        for g in guard:
-            if g not in laned:
-                mask = f"tl.where({self.condition(g, ())}, {mask or True}, False)"
-        return mask
 
     def _compute(self, value: Value, lanes: Lanes, guard: Guard) -> str:
         if isinstance(value, Number):
@@ -190,17 +182,33 @@ class ValuePrinter(IndexPrinter):
         return rounded if kept == TYPES[value.dtype] else f"{rounded}.to({kept})"
 
     def _existing(self, value: Existing, lanes: Lanes) -> str:
-        counts = []
         counted = {lane.symbol for lane in value.lanes}
-        for lane in value.lanes:
-            limit = str(lane.size)
-            for g in value.guard:
-                if lane.symbol in g.symbols:
-                    limit = f"tl.minimum({limit}, {self.index(_room(lane, g), lanes)})"
-            counts.append(limit if limit.isdigit() else f"tl.maximum({limit}, 0)")
-        counts += [f"({self.condition(g, lanes)}).to(tl.int64)" for g in value.guard if not g.symbols & counted]
+        on_lanes = [g for g in value.guard if g.symbols & counted]
+        tests = [self.condition(g, lanes) for g in value.guard if g not in on_lanes]
+        if any(len(g.symbols & counted) > 1 or _room(g, counted) is None for g in on_lanes):
+            counts = [self._counted(value.lanes, on_lanes, lanes)]
+        else:
+            counts = [self._width(lane, on_lanes, lanes) for lane in value.lanes]
+        counts += [f"({test}).to(tl.int64)" for test in tests]
         total = " * ".join(counts) or "1"
         return f"({total}) * 1.0" if all(c.isdigit() for c in counts) else f"({total}).to({TYPES[value.dtype]})"
+
+    def _width(self, lane: Lane, guard: Sequence[Less], lanes: Lanes) -> str:
+        """The number of positions of a lane, each condition on which ends at some position."""
+        limit = str(lane.size)
+        for room in (_room(g, {lane.symbol}) for g in guard if lane.symbol in g.symbols):
+            assert room is not None
+            limit = f"tl.minimum({limit}, {self.index(room, lanes)})"
+        return limit if limit.isdigit() else f"tl.maximum({limit}, 0)"
+
+    def _counted(self, counted: Lanes, guard: Sequence[Less], lanes: Lanes) -> str:
+        """The number of positions of several lanes, counted one by one."""
+        every = (*lanes, *counted)
+        text = " & ".join(f"({self.condition(g, every)})" for g in guard)
+        text = f"tl.broadcast_to({text}, {shape_of(every)}).to(tl.int64)"
+        for axis in reversed(range(len(lanes), len(every))):
+            text = f"tl.sum({text}, {axis})"
+        return text
 
     def full(self, value: Value, lanes: Lanes, guard: Guard) -> str:
         """A value as a block of exactly these lanes."""
@@ -220,18 +228,24 @@ class ValuePrinter(IndexPrinter):
         return self.lanes_in(value.expr) if isinstance(value, Number) else set()
 
     def missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
-        """What a computed value is where its statement is masked off, if that is known."""
+        """What a block that holds a value has where its statement is masked off, if that is known."""
         if isinstance(value, Load) and self.pointer(value.tensor, value.index, lanes)[1] != set(lanes):
             return None
         if isinstance(value, Held):
             asked, number = self.absent.get(value.local.name, ((), None))
             known = value.local.lanes == lanes and all(_is_asked(g, asked, lanes) for g in guard)
             return number if known and not self.single else None
+        return self.others.get(self.shared.get((id(value), lanes, guard), ""))
+
+    def _other(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
+        """What a value that is computed now is where its statement is masked off, if that is known."""
+        if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
+            return self.preferred.get(id(value), value.other)
         if isinstance(value, Call) and value.function in POWERS:
             return 0 if self.missing(value.args[0], lanes, guard) == -math.inf else None
         if isinstance(value, Call) and value.function == "cast":
             return 0 if self.missing(value.args[0], lanes, guard) == 0 else None
-        return self.others.get(self.shared.get((id(value), lanes, guard), ""))
+        return None
 
     def forget(self, local: str) -> None:
         """Invalidates values computed from a private block that changed."""
@@ -240,12 +254,11 @@ class ValuePrinter(IndexPrinter):
         self.shared = {key: name for key, name in self.shared.items() if key[0] not in stale}
 
 
-def _room(lane: Lane, condition: Less) -> Expr:
-    """The number of positions of a lane that satisfy a condition."""
-    end = end_of(condition, lane.symbol)
-    if end is None:
-        raise VerificationError(f"the guard {condition} does not bound the lane {lane}")
-    return end
+def _room(condition: Less, counted: Collection[Symbol]) -> Expr | None:
+    """The number of positions of the only counted lane of a condition up to where it fails; None if that is not how it ends."""
+    (lane,) = condition.symbols & set(counted)
+    end = end_of(condition, lane)
+    return None if end is None or lane in end.symbols else end
 
 
 def _is_asked(condition: Less, guard: Guard, lanes: Lanes) -> bool:

@@ -46,6 +46,8 @@ class IndexPrinter:
         """Lanes that a loop runs over, one at a time: what holds all their positions."""
         self.protecting: Guard = ()
         """The conditions of the statement that is being printed, and of the load in it."""
+        self.entered: frozenset[Less] = frozenset()
+        """The conditions of the branches around that statement."""
 
     def put(self, line: str) -> None:
         """Adds a line to the kernel."""
@@ -102,24 +104,28 @@ class IndexPrinter:
         return text if block.dtype == torch.int64 else f"{text}.to(tl.int64)"
 
     def _protection(self, e: Element, lanes: Lanes) -> str:
-        """The mask of an element that is read in lanes, some of which may select a row that does not exist: the conditions on
-        these lanes. Conditions may read elements too, under masks of their own. Only those that nest no deeper than the index of
-        this element count, so that the recursion ends."""
-        own = self.lanes_in(e.index)
-        found = [g for g in self.protecting if self._depth(g.left - g.right) <= self._depth(e.index)] if own else []
-        return self.mask([g for g in found if self.lanes_in(g.left) | self.lanes_in(g.right)], lanes, own)
-
-    def _depth(self, expr: Expr) -> int:
-        """How deeply an expression nests elements that are read in lanes: one in the index of another."""
-        inside = max(map(self._depth, expr.operands), default=0)
-        return inside + (isinstance(expr, Element) and not expr.array.local and bool(self.lanes_in(expr.index)))
+        """The mask of an element that may belong to a row that does not exist: the conditions on its position. Conditions may
+        read elements too, under masks of their own. Only those that nest no deeper than the index of this element count, so that
+        the recursion ends."""
+        place, own = e.index, self.lanes_in(e.index)
+        found = (g for g in self.protecting if self.lanes_in(g.left) | self.lanes_in(g.right) <= own)
+        near = tuple(g for g in found if g.symbols & place.symbols and _depth(g.left - g.right) <= _depth(place))
+        return self.joined_mask("", near, lanes)
 
     @contextlib.contextmanager
     def protected(self, guard: Guard) -> Iterator[None]:
-        """Adds conditions to those under which elements are read: those of a statement, or of a load in it."""
-        before, self.protecting = self.protecting, tuple(dict.fromkeys((*self.protecting, *guard)))
+        """Adds conditions to those under which elements are read: those of a branch, of a statement, or of a load in it."""
+        before, more = self.protecting, (g for g in guard if g not in self.entered)
+        self.protecting = tuple(dict.fromkeys((*before, *more)))
         yield
         self.protecting = before
+
+    @contextlib.contextmanager
+    def inside(self, guard: Guard) -> Iterator[None]:
+        """What is printed here runs only where these conditions, which have no lanes, hold."""
+        before, self.entered = self.entered, self.entered | set(guard)
+        yield
+        self.entered = before
 
     def _search(self, e: Search, go: Callable[[Expr], str]) -> str:
         name = "sr_owners" if self.lanes_in(e.position) | self.lanes_in(e.first) else "sr_owner"
@@ -154,6 +160,15 @@ class IndexPrinter:
         """The conditions on the given lanes (and on none), as a block that broadcasts over `lanes`."""
         wanted = [g for g in guard if (self.lanes_in(g.left) | self.lanes_in(g.right)) <= own]
         return " & ".join(f"({self.condition(g, lanes)})" for g in wanted)
+
+    def joined_mask(self, mask: str, guard: Guard, lanes: Lanes) -> str:
+        """A mask combined with further conditions; lane-invariant ones enable or disable all of it."""
+        laned = [g for g in guard if self.lanes_in(g.left) | self.lanes_in(g.right)]
+        mask = " & ".join([*([mask] if mask else []), *(f"({self.condition(g, lanes)})" for g in laned)])
+        for g in guard:
+            if g not in laned:
+                mask = f"tl.where({self.condition(g, ())}, {mask or True}, False)"
+        return mask
 
     def condition(self, g: Less, lanes: Lanes) -> str:
         """A condition; of one on plain lanes, the lanes are compared in 32 bits, with one number or with one of each row."""
@@ -210,6 +225,12 @@ class IndexPrinter:
         if offsets.value != 0:
             text += f" + {self.index(offsets, lanes)}"
         return text, self.lanes_in(place)
+
+
+def _depth(expr: Expr) -> int:
+    """How many elements, each read at a place that the next one gives, an expression needs."""
+    inside = max(map(_depth, expr.operands), default=0)
+    return inside + (isinstance(expr, Element) and not expr.array.local)
 
 
 def clamped(text: str, e: Element, go: Callable[[Expr], str]) -> str:

@@ -309,8 +309,7 @@ class _TritonPrinter(ValuePrinter):
             self._nodes(node.test)
             self._under(f"while {self._all(node.guard)}:", (*node.body, *node.test))
         elif not isinstance(node, Prefetch):
-            with self.protected(node.guard):
-                self._block(node)
+            self._block(node)
 
     def _range(self, node: For, extent: str) -> str:
         """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
@@ -344,14 +343,17 @@ class _TritonPrinter(ValuePrinter):
         outer = self.loop
         if any(loop == id(node) for loop, _ in self.last_reads):
             self.loop = id(node)
+        holds = self._all(node.guard)
         if node.then:
-            self._under(f"if {self._all(node.guard)}:", node.then)
+            with self.inside(node.guard):
+                self._under(f"if {holds}:", node.then)
         if node.other:
-            self._under("else:" if node.then else f"if not ({self._all(node.guard)}):", node.other)
+            self._under("else:" if node.then else f"if not ({holds}):", node.other)
         self.loop = outer
 
     def _all(self, guard: Guard) -> str:
-        return " & ".join(f"({self.condition(g, ())})" for g in guard) or "True"
+        with self.protected(guard):
+            return " & ".join(f"({self.condition(g, ())})" for g in guard) or "True"
 
     def _under(self, head: str, body: Sequence[Node]) -> None:
         """Statements inside a loop or a branch; values computed there are not reused after it."""
@@ -378,12 +380,13 @@ class _TritonPrinter(ValuePrinter):
 
     def _block(self, node: Assign | Reduce | Fold | Dot | Running | Write) -> None:
         """A block operation; its lane-invariant conditions become a branch around it."""
-        plain = [g for g in node.guard if not self.lanes_in(g.left) | self.lanes_in(g.right)]
+        plain = tuple(g for g in node.guard if not self.lanes_in(g.left) | self.lanes_in(g.right))
         if plain:
-            self.put(f"if {' & '.join(f'({self.condition(g, ())})' for g in plain)}:")
+            self.put(f"if {self._all(plain)}:")
             self.indent += 1
             outer, blocks, self.shared, self.read_blocks = self.shared, self.read_blocks, {}, {}
-            self._operation(replace(node, guard=tuple(g for g in node.guard if g not in plain)))
+            with self.inside(plain):
+                self._operation(replace(node, guard=tuple(g for g in node.guard if g not in plain)))
             self.shared, self.read_blocks = outer, blocks
             self.indent -= 1
             for local in written_by(node):
@@ -392,18 +395,19 @@ class _TritonPrinter(ValuePrinter):
             self._operation(node)
 
     def _operation(self, node: Assign | Reduce | Fold | Dot | Running | Write) -> None:
-        if isinstance(node, Write):
-            self._write(node)
-        elif isinstance(node, Assign):
-            self._assign(node)
-        elif isinstance(node, Reduce):
-            self._reduce(node)
-        elif isinstance(node, Fold):
-            self._fold(node)
-        elif isinstance(node, Running):
-            self._running(node)
-        else:
-            self._dot(node)
+        with self.protected(node.guard):
+            if isinstance(node, Write):
+                self._write(node)
+            elif isinstance(node, Assign):
+                self._assign(node)
+            elif isinstance(node, Reduce):
+                self._reduce(node)
+            elif isinstance(node, Fold):
+                self._fold(node)
+            elif isinstance(node, Running):
+                self._running(node)
+            else:
+                self._dot(node)
 
     def _bind(self, node: Bind) -> None:
         if node.lanes:
