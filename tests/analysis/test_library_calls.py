@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import serrate.language as hl
 from serrate import JaggedTensor, ir, jit, kernel, ops
 from serrate.analysis.library_calls import ATTENTIONS, PRODUCTS, library_calls
-from serrate.compiled import FusionStage
 from serrate.frontend.ops.normalise import softmax_terms
+from serrate.fusion_stage import FusionStage
 from serrate.ir.tile import Accumulate, Library, Phase, chain, nest
 from serrate.ir.values import Role
 

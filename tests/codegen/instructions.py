@@ -115,13 +115,13 @@ def main(names: Sequence[str]) -> None:
     import torch
 
     from benchmarks.gpu_tasks import TASKS, data_of
-    from serrate import compiled
+    from serrate import fusion_stage
     from serrate.runtime import triton as runtime
     from serrate.runtime.memory import Scratch
     from serrate.runtime.triton import Derivation, TritonExecutable
     from serrate.tensor.structure import Structure
 
-    counting, choose = Counting(), compiled.choose
+    counting, choose = Counting(), fusion_stage.choose
     runtime._copy_engine = lambda: True
 
     def unknown(rows: Any, target: Any, _: int = 1, **options: Any) -> Any:
@@ -131,7 +131,7 @@ def main(names: Sequence[str]) -> None:
         return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in range(1 + max(self.order))]
 
     with (
-        mock.patch.object(compiled, "choose", unknown),
+        mock.patch.object(fusion_stage, "choose", unknown),
         mock.patch.object(Structure, "known_max_length", lambda self, level=-1: None),
         mock.patch.object(TritonExecutable, "sized", lambda self, *_: counting.executed(self)),
         mock.patch.object(Derivation, "__call__", derived),

@@ -20,7 +20,7 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, compiled, engine, ir, jit, ops
 from serrate.codegen import reference
-from serrate.compiled import FusionStage
+from serrate.fusion_stage import FusionStage
 from serrate.ir.expr import Array, Expr, Less, symbol
 from serrate.ir.loops import Assign, Dot, For, Lanes, Load, LoopProgram, Node, Reduce, Running, Write
 from serrate.lower import pipeline

@@ -989,7 +989,7 @@ CALLS = [
         ("while len(self.kinds) > KINDS:", "while len(self.kinds) > KINDS + 1_000_000:", ("tests/engine/test_jit.py",)),
     ),
     *_of(
-        "serrate/compiled.py",
+        "serrate/fusion_stage.py",
         (*JIT, "tests/engine/test_specialisation.py"),
         ("key = (self._number, call.numbers, call.device,", "key = (self._number, call.device,"),
         ("key = (self._number, call.numbers, call.device,", "key = (call.numbers, call.device,"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from serrate import JaggedTensor, Structure, compiled, jit
+from serrate import JaggedTensor, Structure, fusion_stage, jit
 from serrate.runtime.bind import Binder
 from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.target import CPU, GPU
@@ -79,7 +79,7 @@ def test_what_is_carried_along_rows_decides_the_sizes_of_rows_of_numbers(
         seen.append(kwargs["carried"])
         return choose(*args, **kwargs)
 
-    monkeypatch.setattr(compiled, "choose", watch)
+    monkeypatch.setattr(fusion_stage, "choose", watch)
     jit(body, backend="reference")(JaggedTensor.from_lengths(torch.randn(5), [2, 0, 3]))
     assert seen == [carried]
 
@@ -120,7 +120,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
         SEEN.append(rows)
         return choose(rows, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compiled, "choose", watch)
+    monkeypatch.setattr(fusion_stage, "choose", watch)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, engine, ir, ops, settings
 from serrate.analysis.library_calls import library_calls
-from serrate.compiled import FusionStage
 from serrate.errors import InvarianceError, StrategyError
+from serrate.fusion_stage import FusionStage
 from serrate.ir.tile import Library
 from serrate.runtime import library_executable
 from serrate.runtime.library_executable import FUNCTIONS, LibraryExecutable, VendorFunction

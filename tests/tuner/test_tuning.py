@@ -15,8 +15,9 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, engine, ir, ops, settings
-from serrate.compiled import Compiled, FusionStage
+from serrate.compiled import Compiled
 from serrate.errors import CallError, SettingError
+from serrate.fusion_stage import FusionStage
 from serrate.runtime.bind import BoundCall
 from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import CppExecutable
