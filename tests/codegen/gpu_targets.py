@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import driver
 
 from serrate import JaggedTensor, Kernel, jit
 from serrate.codegen.triton.module import Launch
@@ -60,6 +62,10 @@ class Target(NamedTuple):
     target: GPUTarget
     shared: int
 
+    def activate(self) -> None:
+        """Makes it the current GPU of Triton, which helpers ask what functions there are."""
+        driver.set_active(SimpleNamespace(get_current_target=lambda: self.target))
+
 
 TARGETS = {
     "sm_80": Target(GPUTarget("cuda", 80, 32), 163 << 10),
@@ -89,6 +95,7 @@ class Compilation:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.count = 0
+        target.activate()
 
     def executed(self, program: TritonExecutable) -> Execute:
         for launch, ready in zip(program._printed.launches, program._launches, strict=True):

@@ -89,6 +89,7 @@ class Counting:
         from tests.codegen.gpu_targets import TARGETS
 
         target, function = TARGETS["sm_90"], kernel.function
+        target.activate()
         aligned = {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(kinds) if kind.startswith("*")}
         source = ASTSource(function, dict(zip(function.arg_names, kinds, strict=True)), {}, aligned)
         for options in fewer_stages(kernel._options):
