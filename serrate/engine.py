@@ -365,7 +365,7 @@ class CompiledStage(ABC):
         shapes = tuple(zip(sizes, [t.dtype for t in built.allocated], strict=True))
         private = tuple([_row(shape(call), t.dtype) for shape, t in zip(built.rows, built.private, strict=True)])
         symbols = built.numbers(call)
-        allocate = memory.Allocation(shapes, built.outputs, device)
+        allocate = memory.CallMemory(shapes, built.outputs, device)
         return SizedProgram(built, symbols, shapes, private, allocate, built.executable.sized(symbols, device))
 
     @staticmethod

@@ -94,7 +94,7 @@ def _laid_out(shapes: Shapes) -> tuple[int, list[tuple[int, tuple[int, ...], tor
     return room, places
 
 
-class Allocation:
+class CallMemory:
     """Allocates everything that a call needs: `outputs` tensors of their own, and then temporaries. Cheap to make, because calls
     often differ in their sizes."""
 
