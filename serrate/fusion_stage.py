@@ -48,6 +48,7 @@ from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import plan
 from serrate.schedule.strategies.library import LIBRARY
 from serrate.schedule.target import Target
+from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.sync import is_host
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.laboratory import Arena, OutputArena
@@ -60,6 +61,16 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 FLAT = 64
 """The most sets of sizes that a program without offsets caches; the oldest is dropped first."""
+
+
+class PlannedProgram(NamedTuple):
+    """The program under the plan for a call."""
+
+    built: BuiltProgram
+    holds: Callable[[], bool] | None
+    """Whether calls of the same sizes still have that plan; None if the next one may have another."""
+    by_mean: bool
+    """Whether these are also all calls with rows of a similar mean length, where the host does not know the longest row."""
 
 
 class Owner(Protocol):
@@ -158,7 +169,7 @@ class FusionStage(CompiledStage):
         known = sizes.get(key)
         if known is not None and known[1]():
             return known[0]
-        built, holds = self._planned(call, self.owner.backend or default_backend(call.device))
+        built, holds, _ = self._planned(call) if longest is not None else self._planned_by_mean(call)
         found = self.sized(call, built)
         if holds is not None and built.by_size[is_host(call.device)] is not None:
             sizes.pop(key, None)
@@ -167,16 +178,30 @@ class FusionStage(CompiledStage):
                 sizes.pop(next(iter(sizes)))
         return found
 
-    def _planned(self, call: BoundCall, backend: str) -> tuple[BuiltProgram, Callable[[], bool] | None]:
-        """The program under the plan for a call: the one that is named, remembered, measured or usual; and a function that says
-        whether calls like this one still have that plan. None if the next one may have another."""
-        if self._named(backend) is not None:
-            return self._named_or_usual(call, backend), lambda: True
-        if backend == "reference":
-            return self._named_or_usual(call, backend), lambda: True
+    def _planned_by_mean(self, call: BoundCall) -> PlannedProgram:
+        """As `_planned`, where the host does not know the longest row: rows of a similar mean length often have one plan."""
+        outlined, facts = call.sizes, self._facts
+        if outlined is None or facts is None or call.hints is not NO_HINTS:
+            return self._planned(call)
+        _, count, exact, bound = self._facts_readers
+        mean = (exact if is_host(call.device) else bound)(call) // max(count(call), 1)
+        key = (self._number, mean if is_deterministic() else similar_mean(mean, self._means))
+        known: PlannedProgram | None = outlined.get(key)
+        if known is None or known.holds is None or not known.holds():
+            known = self._planned(call)
+            if known.by_mean:
+                outlined[key] = known
+        return known
+
+    def _planned(self, call: BoundCall) -> PlannedProgram:
+        """The program under the plan for a call: the one that is named, remembered, measured or usual."""
+        backend = self.owner.backend or default_backend(call.device)
+        if backend == "reference" or self._named(backend) is not None:
+            return PlannedProgram(self._named_or_usual(call, backend), lambda: True, by_mean=True)
         tuner = self._tuner(backend, call.device)
         if tuner.is_idle():
-            return self._named_or_usual(call, backend), None if is_paused() else tuner.is_idle
+            paused = is_paused()
+            return PlannedProgram(self._named_or_usual(call, backend), None if paused else tuner.is_idle, by_mean=not paused)
         facts = self._call_facts(call, backend)
         tuning = self.tuning(call, backend, facts, self._arena(call))
         built = self.built_or(call, backend, tuning.chosen, facts.usual)
@@ -184,7 +209,7 @@ class FusionStage(CompiledStage):
         def holds() -> bool:
             return tuner.shelf.known.get(tuning.bucket) is tuning
 
-        return built, holds if holds() else None
+        return PlannedProgram(built, holds if holds() else None, by_mean=False)
 
     def planned(self, chosen: Candidate, target: Target) -> Plan:
         hand = self.owner.hand

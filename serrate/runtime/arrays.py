@@ -16,7 +16,7 @@ import torch
 from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.recipes import GroupMaximum, InverseOrder, Joined, Largest, Order, Owners
 from serrate.runtime.locks import Lock
-from serrate.tensor.torch_private import is_recorded, version
+from serrate.tensor.torch_private import is_recorded, versions
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ ENTRIES = 64
 
 @dataclass
 class _DerivedArray:
-    versions: tuple[int, ...]
+    versions: list[int]
     owners: tuple[torch.Tensor, ...]
     made: Any
 
@@ -48,11 +48,11 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
     """
     if is_recorded(owners[0]):
         return make()
-    place, full = id(owners[0]), (key, *map(id, owners[1:]))
-    versions = tuple([version(t) for t in owners])
+    place, full = id(owners[0]), key if len(owners) == 1 else (key, *map(id, owners[1:]))
+    current = versions(owners)
     with _lock.own:
         found = _memory.get(place, _NOTHING).get(full)
-        if found is not None and found.versions == versions:
+        if found is not None and found.versions == current:
             _memory.move_to_end(place)
             made: T = found.made
             return made
@@ -66,7 +66,7 @@ def remembered(owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]
         entries.pop(full, None)
         while len(entries) >= ENTRIES:
             del entries[next(iter(entries))]
-        entries[full] = _DerivedArray(versions, owners, made)
+        entries[full] = _DerivedArray(current, owners, made)
     return made
 
 

@@ -46,9 +46,6 @@ TWO_PROGRAMS = 65536 // (2 * 32)
 FEW_BLOCKS = 64
 """The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
 
-LAYOUTS = 64
-"""For how many sizes the layout of derived arrays is kept; the oldest is dropped first."""
-
 __all__ = ["Derivation", "TritonExecutable", "TritonFunction", "can_derive", "load"]
 
 _modules: dict[str, ModuleType] = {}
@@ -458,59 +455,43 @@ class Derivation:
         self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
         self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
         self._all_arrays = prepared("all_arrays", [*inputs, *sums, *tables]) if sums and tables else None
-        self._layouts: dict[tuple[torch.device, tuple[int, ...]], _DerivedLayout] = {}
         self._is_prepared = False
 
-    def __call__(self, inputs: Tensors, numbers: tuple[int, ...], device: torch.device) -> list[Scratch]:
+    def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
         """The arrays that are made, given the tensors that they are derived from and `numbers`."""
-        numbers = (*numbers, *[t.numel() for t in inputs])
-        layout = self._layouts.get((device, numbers))
-        if layout is None:
-            layout = self._layouts[device, numbers] = self._laid_out(numbers, device)
-            while len(self._layouts) > LAYOUTS:
-                self._layouts.pop(next(iter(self._layouts)))
-        room, is_zeroed, parts, launch = layout
-        memory = (torch.zeros if is_zeroed else torch.empty)(room, dtype=torch.uint8, device=device)
+        sizes, symbols = numbers[: self._count], [*numbers[self._count :], *[t.numel() for t in inputs]]
+        launches, components = self._launches_for(sizes)
+        # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
+        counts = [self._sums * components or 1, *[size if size > 2 else 2 for size in sizes]]
+        places, room = [], 0
+        for count in counts:
+            places.append(room)
+            room += -(-count * 8 // ALIGNMENT) * ALIGNMENT
+        memory = (torch.zeros if min(sizes) < 2 else torch.empty)(room, dtype=torch.uint8, device=device)
         base = memory.data_ptr()
-        addresses = [*[t.data_ptr() for t in inputs], *[base + part[0] for part in parts]]
-        made = [Scratch(memory, *part) for part in parts]
-        launch(addresses, lambda: [*inputs, *made])
+        made = [Scratch(memory, place, (count,), torch.int64) for place, count in zip(places, counts, strict=True)]
+        addresses = [t.data_ptr() for t in inputs]
+        addresses += [base + place for place in places]
+        SizedLaunches(launches, symbols, device)(addresses, lambda: [*inputs, *made])
         if not self._is_prepared:
             every = (self._block_sums, self._running_sums, self._tables, self._all_arrays)
-            prepare_all([each for each in every if each is not None], [*inputs, *made], numbers[self._count :])
+            prepare_all([each for each in every if each is not None], [*inputs, *made], symbols)
             self._is_prepared = True
         return made[1:]
 
-    def _laid_out(self, numbers: Numbers, device: torch.device) -> _DerivedLayout:
-        sizes, symbols = numbers[: self._count], numbers[self._count :]
+    def _launches_for(self, sizes: Numbers) -> tuple[list[tuple[_PreparedLaunch, Grid]], int]:
+        """The launches that make arrays of these sizes, and the number of blocks of components."""
         components = -(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS) or 1
-        # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
-        counts = [self._sums * components or 1, *[max(size, 2) for size in sizes]]
-        parts: list[tuple[int, tuple[int, ...], torch.dtype]] = []
-        room = 0
-        for count in counts:
-            parts.append((room, (count,), torch.int64))
-            room += -(-count * 8 // ALIGNMENT) * ALIGNMENT
-        launches: list[tuple[_PreparedLaunch, Grid]] = []
         blocks, tables = -(-max(sizes[self._sums :], default=0) // BLOCK), self._count - self._sums
         if self._all_arrays is not None and components == 1 and 0 < blocks <= FEW_BLOCKS:
-            launches = [(self._all_arrays, (blocks, tables))]
-        else:
-            if self._running_sums is not None and self._block_sums is not None:
-                grid = (components, self._sums)
-                launches += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
-            if self._tables is not None and blocks:
-                launches.append((self._tables, (blocks, tables)))
-        return _DerivedLayout(room, min(sizes) < 2, parts, SizedLaunches(launches, symbols, device))
-
-
-class _DerivedLayout(NamedTuple):
-    """Where derived arrays of some sizes are in their memory, and the launches that fill them."""
-
-    room: int
-    is_zeroed: bool
-    parts: Sequence[tuple[int, tuple[int, ...], torch.dtype]]
-    launch: SizedLaunches
+            return [(self._all_arrays, (blocks, tables))], 1
+        found: list[tuple[_PreparedLaunch, Grid]] = []
+        if self._running_sums is not None and self._block_sums is not None:
+            grid = (components, self._sums)
+            found += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
+        if self._tables is not None and blocks:
+            found.append((self._tables, (blocks, tables)))
+        return found, components
 
 
 def _recipe(array: Array) -> RunningSum:

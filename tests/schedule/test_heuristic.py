@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from serrate import JaggedTensor, Structure, fusion_stage, jit
-from serrate.runtime.bind import Binder
+from serrate.engine import BuiltProgram, SizedProgram
+from serrate.fusion_stage import FusionStage
+from serrate.runtime.bind import Binder, BoundCall
 from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.target import CPU, GPU
 from tests.conftest import INTERPRETED
@@ -180,3 +182,24 @@ def test_rows_of_similar_length_share_a_program(deterministic: bool, monkeypatch
         torch.use_deterministic_algorithms(False)
     assert (plans[0] == plans[1] == plans[2]) is not deterministic
     assert plans[3] not in plans[:3]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU's plans, on tensors of a CPU")
+def test_new_rows_run_the_program_for_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that differ only in their rows find the plan of earlier ones by the mean length."""
+    monkeypatch.setattr(Binder, "known_longest", lambda *_: None)
+    sized, plans = FusionStage.sized, []
+
+    def noted(call: BoundCall, built: BuiltProgram) -> SizedProgram:
+        plans.append(built.plan)
+        return sized(call, built)
+
+    monkeypatch.setattr(FusionStage, "sized", staticmethod(noted))
+    total = jit(lambda x: x.sum(1), backend="triton")
+    ran = []
+    for mean in (17, 15, 33, 70, 16, 71):
+        plans.clear()
+        jt = JaggedTensor.from_lengths(torch.randn(2 * mean, 32), [mean - 1, mean + 1])
+        torch.testing.assert_close(total(jt), torch.stack([row.sum(0) for row in jt.unbind()]))
+        ran.append(plans[-1])
+    assert ran[0] == ran[1] == ran[2] == ran[4] != ran[3] == ran[5]
