@@ -81,10 +81,10 @@ def build(
     from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
 
     short = chosen.short or chosen
-    if (short.warps, short.stages) == (chosen.warps, chosen.stages):
+    if short.launch_options == chosen.launch_options:
         loops = join_launches(loops)
     plans = [short if kernel.is_short else chosen for kernel in loops.kernels]
-    return TritonExecutable(loops, [plan.warps for plan in plans], [plan.stages for plan in plans])
+    return TritonExecutable(loops, [plan.launch_options for plan in plans])
 
 
 @functools.cache
@@ -180,7 +180,8 @@ class CompiledStage(ABC):
 
     @abstractmethod
     def fixed(self) -> Mapping[str, int]:
-        """Tile sizes by axis that the user has fixed besides the program: part of the key of what is remembered about it."""
+        """Tile sizes by axis, and options of launches, that the user has fixed besides the program: part of the key of what is
+        remembered about it."""
 
     def header(self, chosen: Plan) -> str:
         """The first line of the generated source."""

@@ -27,7 +27,7 @@ from serrate.schedule.target import CPU
 from serrate.settings import EFFORTS
 from serrate.tensor import JaggedTensor
 from serrate.tiles.host import CompiledKernel
-from serrate.tiles.stage import Options, Variant
+from serrate.tiles.stage import Options
 from serrate.tuner.policy import USUAL, Policy, retuning
 from serrate.tuner.record import Tuning
 
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from serrate.report.data import Report
 
 BACKENDS = ("cpp", "reference", "triton")
+LAUNCH = {"num_stages": tuple(range(1, 9)), "num_warps": (1, 2, 4, 8, 16, 32)}
+"""Configuration keys for GPU programs, and their values."""
 FOR_GPUS = (
-    "flatten_loops", "indexing", "l2_groupings", "load_eviction_policies", "loop_orders", "num_stages", "num_warps", "pid_type",
-    "range_flattens", "range_multi_buffers", "range_num_stages", "range_unroll_factors", "range_warp_specializes",
-    "reduction_loops", "static_ranges",
+    "flatten_loops", "indexing", "l2_groupings", "load_eviction_policies", "loop_orders", "pid_type", "range_flattens",
+    "range_multi_buffers", "range_num_stages", "range_unroll_factors", "range_warp_specializes", "reduction_loops",
+    "static_ranges",
 )  # fmt: skip
 """Helion's other configuration keys; they have no effect yet."""
 SETTINGS = (
@@ -55,11 +57,15 @@ class Config:
 
     `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size` that the kernel leaves open, in the order in
     which they first run; None leaves one open. `lanes` sets them by axis name, as shown by `Kernel.program`, for the compiler
-    only: `lanes={"k": 64}`. Helion's other names (`num_warps`, `indexing` ...) are accepted; the first compilation warns once
-    that they have no effect yet, and `Kernel.explain` lists them.
+    only: `lanes={"k": 64}`. On a GPU, `num_warps` is the number of warps of each program, and `num_stages` the most blocks that
+    its loops keep in flight; where they are left out, the plan decides. Helion's other names (`indexing`, `pid_type` ...) are
+    accepted; the first compilation warns once that they have no effect yet, and `Kernel.explain` lists them.
 
     >>> Config(block_sizes=[16, None], num_warps=4)
     Config(block_sizes=(16, None), strategy=None, others={'num_warps': 4})
+    >>> Config(num_warps=3)
+    Traceback (most recent call last):
+    serrate.errors.CallError: num_warps must be one of 1, 2, 4, 8, 16, 32, got 3
     >>> Config(block_size=[16])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     serrate.errors.CallError: Config has no block_size: did you mean 'block_sizes'? Choose from block_sizes, strategy, ...
@@ -85,12 +91,15 @@ class Config:
         lanes = others.get("lanes", {})
         if not isinstance(lanes, Mapping) or any(not isinstance(n, int) or n < 1 for n in lanes.values()):
             raise CallError(f"lanes must map axis names to positive ints, got {lanes!r}")
+        for name in LAUNCH.keys() & others.keys():
+            if others[name] is not None and others[name] not in LAUNCH[name]:
+                raise CallError(f"{name} must be one of {', '.join(map(str, LAUNCH[name]))}, got {others[name]!r}")
         object.__setattr__(self, "block_sizes", tuple(block_sizes))
         object.__setattr__(self, "strategy", _strategy(strategy, jagged_strategy))
         object.__setattr__(self, "others", others)
 
 
-_KNOWN = ("lanes", *FOR_GPUS)
+_KNOWN = ("lanes", *LAUNCH, *FOR_GPUS)
 
 
 def _strategy(strategy: str | None, jagged_strategy: str | None) -> str | None:
@@ -137,7 +146,8 @@ class Kernel:
         return prepare(self.fn)
 
     def on(self, backend: str) -> CompiledKernel:
-        """The kernel compiled for a backend: "cpp", "triton", or "reference", which runs its loop program with plain torch."""
+        """The kernel compiled for a backend: "cpp", "triton", or "reference", which runs its loop program with plain torch. It is
+        called like the kernel, and has `source` and `program`."""
         if backend not in BACKENDS:
             raise BackendError(f"no backend is called {backend!r}: {choices(backend, BACKENDS)}")
         return self._on(backend)
@@ -148,20 +158,28 @@ class Kernel:
         if (backend, alone) not in self._compiled:
             for name, value in self._without_effect().items():
                 _warn_once(f"{name}={value!r} has no effect on a kernel yet")
-            others = {k: v for k, v in self.config.others.items() if k == "lanes"}
-            strategy, static = self.config.strategy, self.asked.get("static_shapes")
+            others, strategy, static = self.config.others, self.config.strategy, self.asked.get("static_shapes")
             if alone:
                 strategy, _ = invariant(strategy, {}, CPU, self.fn.__name__)
             options = Options(
-                strategy, backend, self.config.block_sizes, static_shapes=static, alone=alone, policy=self.policy, **others
+                strategy,
+                backend,
+                self.config.block_sizes,
+                lanes=others.get("lanes", {}),
+                warps=others.get("num_warps"),
+                stages=others.get("num_stages"),
+                static_shapes=static,
+                alone=alone,
+                policy=self.policy,
             )
             # Concurrent threads all get the one that was created first.
             self._compiled.setdefault((backend, alone), CompiledKernel(self.fn, options))
         return self._compiled[backend, alone]
 
     def _without_effect(self) -> dict[str, Any]:
-        """Requested settings that do nothing."""
-        return {n: x for n, x in {**self.config.others, **self.asked}.items() if n not in ("lanes", "static_shapes")}
+        """Requested settings that do nothing on any device."""
+        effective = ("lanes", "static_shapes", *LAUNCH)
+        return {n: x for n, x in {**self.config.others, **self.asked}.items() if n not in effective}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         read, alone, compiled = self._now
@@ -194,14 +212,14 @@ class Kernel:
         ...     for tile in hl.tile(x.size(0)):
         ...         out[tile] = x[tile] * 2
         ...     return out
-        >>> " * 2.0f)" in double.on("cpp").variants(torch.ones(3))[0].executable.source
+        >>> " * 2.0f)" in double.on("cpp").source(torch.ones(3))
         True
         """
-        return "\n".join(v.executable.source for v in self._variants(args, kwargs))
+        return self._on(settings.current().backend).source(*args, **kwargs)
 
     def program(self, *args: Any, **kwargs: Any) -> str:
         """The kernel's device loops as tile programs, before tile sizes are chosen."""
-        return "\n".join(str(v.program) for v in self._variants(args, kwargs))
+        return self._on(settings.current().backend).program(*args, **kwargs)
 
     def explain(self, *args: Any, html: str | Path | None = None, **kwargs: Any) -> Report:
         """What runs for these arguments, and why: rows, plan, tiles, guards, other candidates, source, and settings without
@@ -211,6 +229,8 @@ class Kernel:
 
         facts = self._on(settings.current().backend).facts(*args, **kwargs)
         ignored = [f"{name}={value!r}" for name, value in self._without_effect().items()]
+        if not any(stage.backend == "triton" for stage in facts):
+            ignored += [f"{name}={value!r}" for name, value in self.config.others.items() if name in LAUNCH]
         return report(self.fn.__name__, facts, rows_of_arguments(self.fn, args, kwargs), ignored, html)
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
@@ -222,9 +242,6 @@ class Kernel:
         with retuning(effort):
             self(*args, **kwargs)
         return self.tunings(*args, **kwargs)
-
-    def _variants(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Variant]:
-        return self._on(settings.current().backend).variants(*args, **kwargs)
 
     def interpreted(self, *, tile: int | str | None = None, check: bool = True) -> Callable[..., Any]:
         """The kernel on the reference interpreter, with tiles of this many lanes where the kernel leaves them open.

@@ -29,6 +29,7 @@ from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
 from serrate.runtime.launch import Execute, Numbers, Tensors
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
+from serrate.schedule.plan import LaunchOptions
 from serrate.tensor.torch_private import is_recorded
 
 SHARED = 8192
@@ -238,24 +239,25 @@ def wide(numbers: Numbers) -> tuple[int, ...]:
 
 
 class TritonExecutable:
-    """Launches generated Triton kernels; `warps` and `stages` are those of each. With `boxes`, a copy engine reads operands of
-    products; where it cannot, because memory is not aligned or too large, an executable without boxes runs instead."""
+    """Launches generated Triton kernels, each with its options. With `boxes`, a copy engine reads operands of products; where it
+    cannot, because memory is not aligned or too large, an executable without boxes runs instead."""
 
-    def __init__(
-        self, program: LoopProgram, warps: Sequence[int], stages: Sequence[int] = (), *, boxes: bool | None = None
-    ) -> None:
+    def __init__(self, program: LoopProgram, options: Sequence[LaunchOptions], *, boxes: bool | None = None) -> None:
         self.program = program
         self._printed = print_triton(
-            program, stages=stages, boxes=_copy_engine() if boxes is None else boxes, interpreted=_interpreted()
+            program,
+            stages=[each.stages for each in options],
+            boxes=_copy_engine() if boxes is None else boxes,
+            interpreted=_interpreted(),
         )
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
-        self._launches = [self._ready(*each) for each in zip(self._printed.launches, warps, strict=True)]
-        counts = [_programs(*each) for each in zip(self._printed.launches, warps, strict=True)]
+        self._launches = [self._ready(*each) for each in zip(self._printed.launches, options, strict=True)]
+        counts = [_programs(launch, own.warps) for launch, own in zip(self._printed.launches, options, strict=True)]
         self._programs = numbers_function(counts, self._printed.program.symbols)
         """How many programs each launch has, as a function of the symbols."""
         self._boxes = [box for each in self._launches for box in each.boxes]
-        self._by_pointers = functools.cache(lambda: TritonExecutable(program, warps, stages, boxes=False))
+        self._by_pointers = functools.cache(lambda: TritonExecutable(program, options, boxes=False))
         self._is_prepared = False
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
@@ -287,12 +289,12 @@ class TritonExecutable:
 
         return run
 
-    def _ready(self, launch: Launch, warps: int) -> _PreparedLaunch:
-        program = self._printed.program
+    def _ready(self, launch: Launch, own: LaunchOptions) -> _PreparedLaunch:
+        program, warps = self._printed.program, own.warps
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
         options = {"num_warps": warps, "enable_fp_fusion": False}
         if launch.stages:
-            options["num_stages"] = launch.stages
+            options["num_stages"] = own.product_stages or launch.stages
         memory = [*(program.tensors.index(t) for t in launch.tensors)]
         memory += [len(program.tensors) + program.arrays.index(a) for a in launch.arrays]
         registers = min(MOST_REGISTERS, TWO_PROGRAMS // warps) if not launch.stages and torch.version.hip is None else None

@@ -6,6 +6,7 @@ In: a tile program and steps. Out: the scheduled program, and the frozen list of
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from serrate.errors import ScheduleError
 from serrate.ir.tile import TileProgram
@@ -55,6 +56,14 @@ class Step:
         return f"{self.primitive} {' '.join(map(str, self.args))}"
 
 
+class LaunchOptions(NamedTuple):
+    """How a GPU program is launched, as in `Plan`."""
+
+    warps: int = 4
+    stages: int = 1
+    product_stages: int | None = None
+
+
 ORDERS = ("blocked", "interleaved", "shared")
 """Threads take neighbouring positions, every n-th position, or the next one of a shared counter."""
 
@@ -73,6 +82,8 @@ class Plan:
     """Warps per GPU program; ignored on a CPU."""
     stages: int = 1
     """Blocks of a row that a GPU program keeps in flight."""
+    product_stages: int | None = None
+    """Blocks of a matrix product that a GPU program keeps in flight; None for what its loops suggest."""
     reasons: tuple[str, ...] = ()
     """Why the plan is as it is; shown by `explain`."""
     short: Plan | None = None
@@ -87,6 +98,17 @@ class Plan:
     """The loops it splits, with reasons; shown by `explain`."""
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
     """The program after all steps, for people to read."""
+
+    @property
+    def launch_options(self) -> LaunchOptions:
+        """How its GPU programs are launched."""
+        return LaunchOptions(self.warps, self.stages, self.product_stages)
+
+    def launched_with(self, warps: int | None, stages: int | None) -> Plan:
+        """The plan with so many warps, and so many blocks in flight in all loops, where these are given."""
+        made = self if warps is None else replace(self, warps=warps)
+        made = made if stages is None else replace(made, stages=stages, product_stages=stages)
+        return made if made.short is None else replace(made, short=made.short.launched_with(warps, stages))
 
     def because(self, reason: str) -> Plan:
         """The plan with one more reason."""
@@ -165,4 +187,5 @@ class Recorder:
 
     def plan(self, strategy: str, warps: int = 4, stages: int = 1) -> Plan:
         tiles = tuple(dict.fromkeys(self.tiles))
-        return Plan(strategy, tuple(self.steps), warps, stages, tuple(self.reasons), tiles=tiles, scheduled=self.program)
+        steps, reasons = tuple(self.steps), tuple(self.reasons)
+        return Plan(strategy, steps, warps, stages, reasons=reasons, tiles=tiles, scheduled=self.program)

@@ -189,6 +189,14 @@ class CompiledKernel:
         """The programs for these arguments, without running them."""
         return [program.variant(items) for program, items in self._asked(args, kwargs)]
 
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The code that runs for these arguments; nothing is run."""
+        return "\n".join(v.executable.source for v in self.variants(*args, **kwargs))
+
+    def program(self, *args: Any, **kwargs: Any) -> str:
+        """The device loops as tile programs, before tile sizes are chosen."""
+        return "\n".join(str(v.program) for v in self.variants(*args, **kwargs))
+
     def facts(self, *args: Any, **kwargs: Any) -> list[StageFacts]:
         """What `explain` reads, for every device loop."""
         return [program.facts(items) for program, items in self._asked(args, kwargs)]

@@ -57,6 +57,10 @@ class Options:
     blocks: tuple[int | None, ...] = ()
     lanes: dict[str, int] = field(default_factory=dict)
     """Lanes by axis name, overriding those that the strategy chooses."""
+    warps: int | None = None
+    """The warps of each GPU program; None for those of the plan."""
+    stages: int | None = None
+    """How many blocks the loops of GPU programs keep in flight; None for what the plan says."""
     static_shapes: bool | None = None
     """Which sizes are compiled in: all (True), only those that must be (False), or those that have not changed so far (None)."""
     alone: bool = False
@@ -188,6 +192,11 @@ class LoopStage(CompiledStage):
         return program.scratch
 
     def planned(self, chosen: Candidate, target: Target) -> Plan:
+        found = self._arranged(chosen, target)
+        return found.launched_with(self._options.warps, self._options.stages) if target.many_workers else found
+
+    def _arranged(self, chosen: Candidate, target: Target) -> Plan:
+        """The plan that a candidate stands for, with warps and stages of its own."""
         options, lanes = dict(chosen.options), dict(chosen.lanes) | self._options.lanes
         if not options.pop(ONLY_IF_CUT, False):
             return plan(self.naive, chosen.strategy, target, lanes, **options)
@@ -202,7 +211,8 @@ class LoopStage(CompiledStage):
         return plan(self.naive, "maskless", target, lanes)
 
     def fixed(self) -> Mapping[str, int]:
-        return self._options.lanes
+        launch = {"num_warps": self._options.warps, "num_stages": self._options.stages}
+        return self._options.lanes | {name: number for name, number in launch.items() if number is not None}
 
     def _build(self, call: BoundCall, backend: str, chosen: Plan) -> BuiltProgram:
         built = super()._build(call, backend, chosen)

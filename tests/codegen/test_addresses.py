@@ -26,6 +26,7 @@ from serrate.ir.expr import Environment, Expr, Symbol, const, maximum, minimum, 
 from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.runtime.triton import TritonExecutable
+from serrate.schedule.plan import LaunchOptions
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import GPU
 from tests import triton_memory
@@ -92,7 +93,7 @@ def test_lanes_are_widened_where_32_bits_are_too_few() -> None:
 def triton_of(f: ir.Fusion, strategy: str = "maskless", **options: int) -> TritonExecutable:
     (naive,) = stages(f)
     loops = lower(plan(naive, strategy, GPU, **options).apply(naive), "program", (), GPU)
-    return TritonExecutable(loops, [4] * len(loops.kernels))
+    return TritonExecutable(loops, [LaunchOptions()] * len(loops.kernels))
 
 
 class Elements:

@@ -17,6 +17,7 @@ from serrate.lower.pipeline import lower
 from serrate.lower.stages import stages
 from serrate.runtime.launch import CppExecutable
 from serrate.runtime.triton import TritonExecutable
+from serrate.schedule.plan import LaunchOptions
 from serrate.schedule.strategies import plan
 from serrate.schedule.target import CPU, GPU
 from serrate.tensor import JaggedTensor
@@ -65,7 +66,10 @@ def test_everything_in_a_program_may_have_any_name(backend: str, first: int) -> 
     sizes = {"n0": ROWS.values.shape[0], "n1": ROWS.offsets.shape[0]}
     given = {"T0": ROWS.values, "T1": ROWS.offsets}
     tensors = [given.get(t.name, torch.zeros_like(ROWS.values)) for t in loops.tensors]
-    made = TritonExecutable(odd, (1,) * len(odd.kernels)) if backend == "triton" else CppExecutable(odd, frozenset(odd.arrays))
+    if backend == "triton":
+        made: TritonExecutable | CppExecutable = TritonExecutable(odd, [LaunchOptions()] * len(odd.kernels))
+    else:
+        made = CppExecutable(odd, frozenset(odd.arrays))
     made(tensors, [ROWS.offsets for _ in loops.arrays], [sizes[s.name] for s in loops.symbols])
     out = tensors[loops.tensors.index(loops.outputs[0])]
     torch.testing.assert_close(out, torch.cat([torch.softmax(row, 0) for row in ROWS.unbind()]))
