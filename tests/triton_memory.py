@@ -1,8 +1,9 @@
-"""Bounds checks for Triton's interpreter: a GPU notices an access outside of a tensor only if it is far outside.
+"""Checks of memory for Triton's interpreter, of what a GPU does not notice: accesses outside of tensors, and races of threads.
 
 In: the interpreter, and the modules of the runtime that allocate. Out: the same, patched so that
 
 - every unmasked lane of a load, a store or an atomic must lie in the tensor that its pointer was made from,
+- a program reads what it has stored itself only after a barrier, because another of its threads may have stored it,
 - memory that nothing wrote holds garbage, which as an index is far out of bounds,
 - so do quotients and remainders of integers divided by zero, which are undefined on a GPU.
 """
@@ -39,6 +40,14 @@ class OutsideMemory(Exception):
     """A program of a kernel reads or writes outside of its tensors."""
 
 
+class UnorderedRead(Exception):
+    """A program of a kernel reads what another of its threads may not have stored yet."""
+
+
+epoch = [0]
+"""How many programs have begun and how many barriers they have passed: all threads see what was stored in earlier epochs."""
+
+
 class Memory:
     """The bytes of a tensor that a kernel was given."""
 
@@ -47,6 +56,21 @@ class Memory:
         last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         self.room = (last + 1) * tensor.dtype.itemsize if tensor.numel() else 0
         self.first = np.uint64(tensor.data_ptr())
+        self._epoch, self._stored = 0, list[np.ndarray]()
+        """The addresses that were stored to in an epoch."""
+
+    def order(self, is_read: bool, pointers: np.ndarray, mask: np.ndarray | None) -> None:
+        """Notes a store; raises if a read finds what was stored in the same epoch."""
+        if self._epoch != epoch[0]:
+            self._epoch, self._stored = epoch[0], []
+        if is_read and not self._stored:
+            return
+        places = np.ravel(pointers if mask is None else pointers[np.broadcast_to(mask, pointers.shape)])
+        if not is_read:
+            self._stored.append(places)
+        elif np.isin(places, np.concatenate(self._stored)).any():
+            program = interpreter.interpreter_builder.grid_idx
+            raise UnorderedRead(f"{self.kernel}, program {program}, reads what it stores to {self.argument} without a barrier")
 
     def check(self, what: str, pointers: np.ndarray, mask: np.ndarray | None, size: int) -> None:
         """Raises unless all elements of `size` bytes lie here. Unsigned, places before the tensor are far past its end."""
@@ -76,6 +100,7 @@ def install() -> None:
     executor = interpreter.GridExecutor
     executor._init_args_hst = _named(executor._init_args_hst)
     builder = interpreter.InterpreterBuilder
+    builder.set_grid_idx, builder.create_barrier = _begun(builder.set_grid_idx), _begun(builder.create_barrier)
     builder.create_masked_load = _checked(builder.create_masked_load, "read", 0, 1)
     builder.create_masked_store = _checked(builder.create_masked_store, "write", 0, 2)
     builder.create_atomic_rmw = _checked(builder.create_atomic_rmw, "write", 1, 3)
@@ -86,6 +111,16 @@ def install() -> None:
     builder.create_urem = _undefined_for_zero(builder.create_urem)
     for module in (memory, runtime):
         module.torch = _Torch()  # type: ignore[attr-defined]
+
+
+def _begun(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What begins an epoch."""
+
+    def begun(*arguments: Any) -> Any:
+        epoch[0] += 1
+        return plain(*arguments)
+
+    return begun
 
 
 def _named(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,6 +171,7 @@ def _checked(plain: Callable[..., Any], what: str, pointers: int, mask: int | No
             raise OutsideMemory(f"a program {what}s memory through a pointer that was not made from an argument")
         masked = None if mask is None else arguments[mask].data
         given.dtype.memory.check(what, given.data, masked, max(1, given.dtype.element_ty.primitive_bitwidth // 8))
+        given.dtype.memory.order(what == "read", given.data, masked)
         return plain(self, *arguments, **more)
 
     return access

@@ -15,6 +15,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Expr, Symbol, symbol
 from serrate.ir.loops import (
     Assign,
+    Barrier,
     Bind,
     Block,
     Declare,
@@ -189,6 +190,8 @@ class _ReservedNames:
         node = with_bodies(node, tuple(self.body(part) for part in bodies(node)))
         if isinstance(node, For):
             return replace(node, symbol=self.symbol(node.symbol), extent=self.expr(node.extent), bound=self.expr(node.bound))
+        if isinstance(node, Barrier):
+            return node
         if isinstance(node, Declare):
             return replace(node, local=self.local(node.local))
         if isinstance(node, If | While):

@@ -18,6 +18,7 @@ from serrate.ir.expr import Array, Environment, Expr, Symbol
 from serrate.ir.loops import (
     MAX_NUMBER,
     Assign,
+    Barrier,
     Bind,
     Declare,
     Dot,
@@ -140,7 +141,7 @@ class _Interpreter:
                     self.run(node.test)
             elif isinstance(node, Fold):
                 self.run(tuple(steps(node)))
-            elif not isinstance(node, Prefetch):
+            elif not isinstance(node, Prefetch | Barrier):
                 self.block(node)
 
     def _at(self, local: Local, lanes: Lanes) -> tuple[torch.Tensor, list[Lane]]:

@@ -13,6 +13,7 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
                 | Running(lanes, guard, local, carry, axis, operator, value)   local = carry op values up to each position
                 | Write(lanes, guard, tensor, index, value)
                 | Prefetch(lanes, guard, tensor, index)    a hint that these elements are needed soon
+                | Barrier()                                lanes wait for each other: all see what any has stored
                 | If(guard, then, other)                   a uniform branch: the guard is the same in all lanes
                 | While(test, guard, body)                 run `test`; while the guard holds, run `body` and `test` again
     value     ::= Constant | Call | Load(tensor, index) | Held(local) | Number(expression) | Existing(lanes, guard)
@@ -259,6 +260,11 @@ class Prefetch:
 
 
 @dataclass(frozen=True, eq=False)
+class Barrier:
+    """Lanes wait until all have done what comes before: what one has stored, another may then read or overwrite."""
+
+
+@dataclass(frozen=True, eq=False)
 class If:
     """`then` where the guard holds, else `other`."""
 
@@ -278,7 +284,7 @@ class While:
 
 Block = Assign | Reduce | Fold | Dot | Running | Write | Prefetch
 BlockT = TypeVar("BlockT", bound=Block)
-Node = For | Bind | Declare | If | While | Block
+Node = For | Bind | Declare | Barrier | If | While | Block
 
 
 @dataclass(frozen=True, eq=False)
@@ -496,6 +502,8 @@ def line_of(node: Node) -> str:
         return f"{node.symbol} := {node.expr}"
     if isinstance(node, Declare):
         return f"{node.local}" if node.number is None else f"{node.local} = {node.number}"
+    if isinstance(node, Barrier):
+        return "barrier"
     assert not isinstance(node, For | If | While)
     lanes = f"[{', '.join(map(str, node.lanes))}] " if node.lanes else ""
     where = "  where " + " and ".join(map(str, node.guard)) if node.guard else ""

@@ -17,6 +17,7 @@ from serrate.ir.loops import Block, LoopProgram
 from serrate.ir.tile import TileProgram, statements, verify
 from serrate.lower.blocks import blocks
 from serrate.lower.limits import limits_of
+from serrate.lower.passes.barriers import barriers
 from serrate.lower.passes.boxes import boxes
 from serrate.lower.passes.collect import collect
 from serrate.lower.passes.end_loops import end_loops
@@ -55,6 +56,8 @@ Pass = Callable[[LoopProgram], LoopProgram]
 def passes(target: Target) -> list[tuple[str, Pass]]:
     """The passes that a target wants, in order, with their names."""
     wanted: list[tuple[bool, Pass]] = [
+        # let lanes wait for what other lanes have stored
+        (not target.lanes_in_order, barriers),
         # pad lanes to sizes that the target has
         (target.power_of_two_lanes, functools.partial(pad_lanes, least=target.least_matmul)),
         # compute costly parts of operands once for several matrix products

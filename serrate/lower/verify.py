@@ -12,6 +12,7 @@ from serrate.ir.expr import Symbol, symbol
 from serrate.ir.loops import (
     MAX_NUMBER,
     Assign,
+    Barrier,
     Bind,
     Block,
     Declare,
@@ -103,7 +104,7 @@ class _Verifier:
             elif isinstance(node, If):
                 for part in bodies(node):
                     self.body(part, frozenset(names), blocks)
-            else:
+            elif not isinstance(node, Barrier):
                 self._block(node, names, blocks)
 
     def _symbols(self, node: Node, known: set[Symbol]) -> None:

@@ -44,6 +44,7 @@ from serrate.codegen.triton.values import (
 from serrate.ir.expr import Array, Element, Expr, Search, Symbol
 from serrate.ir.loops import (
     Assign,
+    Barrier,
     Bind,
     Declare,
     Dot,
@@ -308,6 +309,8 @@ class _TritonPrinter(ValuePrinter):
         elif isinstance(node, While):
             self._nodes(node.test)
             self._under(f"while {self._all(node.guard)}:", (*node.body, *node.test))
+        elif isinstance(node, Barrier):
+            self.put("tl.debug_barrier()")
         elif not isinstance(node, Prefetch):
             self._block(node)
 

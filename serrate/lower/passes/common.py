@@ -6,13 +6,14 @@ nothing returns the program it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from serrate.ir.expr import Element, Expr, Less
+from serrate.ir.expr import Element, Expr, Less, Symbol
 from serrate.ir.loops import (
     Assign,
+    Barrier,
     Bind,
     Declare,
     Dot,
@@ -22,6 +23,7 @@ from serrate.ir.loops import (
     Guard,
     Held,
     If,
+    Lanes,
     Load,
     LoopKernel,
     LoopProgram,
@@ -42,6 +44,7 @@ from serrate.ir.loops import (
     values_of,
     with_bodies,
 )
+from serrate.ir.solve import factor_of, terms_of
 from serrate.ir.values import Value, rewrite
 
 Body = tuple[Node, ...]
@@ -111,6 +114,21 @@ def without(value: Load, known: Iterable[Less]) -> Value:
     return load(value.tensor, value.index, tuple(g for g in value.guard if g not in known), value.other)
 
 
+def is_apart(index: Sequence[Expr], lanes: Lanes, position: Symbol, varying: Collection[str]) -> bool:
+    """Whether no two iterations of a loop access the same element: along some dim, the elements of an iteration span less than
+    the distance to those of the next. `varying` are the private blocks that the loop writes."""
+    last = {lane.symbol: lane.size - 1 for lane in lanes}
+
+    def separates(e: Expr) -> bool:
+        terms = [(term, factor) for term, factor in terms_of(e) if term is not position]
+        span = sum(abs(factor) * last[term] for term, factor in terms if isinstance(term, Symbol) and term in last)
+        others = names_in(*(term for term, _ in terms if term not in last))
+        fixed = others.isdisjoint({position.name, *(s.name for s in last), *varying})
+        return fixed and abs(factor_of(e, position)) > span
+
+    return any(map(separates, index))
+
+
 # --- index expressions -------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +154,7 @@ def _changed(node: Node, change: Callable[[Expr], Expr]) -> Node:
             return number(change(v.expr), v.dtype)
         return existing(v.lanes, guard(v.guard), v.dtype) if isinstance(v, Existing) else None
 
-    if isinstance(node, Declare):
+    if isinstance(node, Declare | Barrier):
         return node
     if isinstance(node, For):
         extent, bound, body = change(node.extent), change(node.bound), mapped(node.body, change)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from serrate.ir.expr import Expr, Less, Symbol, const, maximum, symbol
+from serrate.ir.expr import Less, Symbol, const, maximum, symbol
 from serrate.ir.loops import (
     MAX_NUMBER,
     Assign,
@@ -44,7 +44,6 @@ from serrate.ir.loops import (
     written_by,
 )
 from serrate.ir.reductions import reduction
-from serrate.ir.solve import factor_of, terms_of
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Role, Tensor, Value
 from serrate.lower.names import Names
@@ -54,6 +53,7 @@ from serrate.lower.passes.common import (
     blocks_read,
     effects,
     inward,
+    is_apart,
     kept,
     names_in,
     per_kernel,
@@ -155,28 +155,13 @@ def _may_reverse(loop: For) -> bool:
     def is_free(node: Effect) -> bool:
         if isinstance(node, Write):
             alone = node.tensor.memory not in loaded and node.index == stored[node.tensor.memory]
-            return alone and not node.add and _is_apart(node, loop.symbol, varying)
+            return alone and not node.add and is_apart(node.index, node.lanes, loop.symbol, varying)
         if isinstance(node, Reduce) and node.local.name not in own:
             commutes = node.operator == MAX_NUMBER or reduction(node.operator).commutative
             return commutes and node.local.name not in read
         return isinstance(node, Assign | Reduce) and node.local.name in own
 
     return all(map(is_free, statements))
-
-
-def _is_apart(store: Write, position: Symbol, varying: Collection[str]) -> bool:
-    """Whether no two iterations of a loop store to the same element: along some dim, the elements of an iteration span less than
-    the distance to those of the next. `varying` are the private blocks that the loop writes."""
-    last = {lane.symbol: lane.size - 1 for lane in store.lanes}
-
-    def separates(e: Expr) -> bool:
-        terms = [(term, factor) for term, factor in terms_of(e) if term is not position]
-        span = sum(abs(factor) * last[term] for term, factor in terms if isinstance(term, Symbol) and term in last)
-        others = names_in(*(term for term, _ in terms if term not in last))
-        fixed = others.isdisjoint({position.name, *(s.name for s in last), *varying})
-        return fixed and abs(factor_of(e, position)) > span
-
-    return any(map(separates, store.index))
 
 
 def _whole_before_last(loop: For) -> bool:

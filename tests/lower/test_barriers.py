@@ -1,0 +1,170 @@
+"""Barriers between accesses of a program to the same memory: where they are needed, and only there.
+
+In: kernels that read what they have stored, or store again. Out: failures where a barrier is missing or needless. Results are
+compared with plain Python loops; Triton's interpreter, as patched for tests, raises where a barrier is missing before a read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import serrate
+import serrate.language as hl
+from serrate import JaggedTensor
+from serrate.ir.loops import Barrier, For, LoopProgram, Node, bodies
+from serrate.ir.tile import SERIAL
+
+pytestmark = pytest.mark.triton
+
+
+def barriers(body: tuple[Node, ...], inside: int = 0) -> list[int]:
+    """For each barrier, the number of loops in a program that it is inside."""
+    found: list[int] = []
+    for node in body:
+        if isinstance(node, Barrier):
+            found.append(inside)
+        deeper = inside + (isinstance(node, For) and node.kind is SERIAL)
+        for part in bodies(node):
+            found += barriers(part, deeper)
+    return found
+
+
+def of(kernel: Any, *args: Any) -> list[int]:
+    (variant,) = kernel.on("triton").variants(*args)
+    program: LoopProgram = variant.executable.program
+    return [place for k in program.kernels for place in barriers(k.body)]
+
+
+def through_memory(jt: JaggedTensor, kept: torch.Tensor) -> JaggedTensor:
+    out = torch.empty_like(jt)
+    for b in hl.grid(jt.num_rows):
+        for k in hl.tile(jt.lengths[b], block_size=8):
+            kept[b, k] = jt[b, k] * 2
+        for k in hl.tile(jt.lengths[b], block_size=4):
+            out[b, k] = kept[b, k] + 1
+    return out
+
+
+def running(x: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(x.size(0))
+    for _ in hl.grid(1):
+        for k in hl.grid(1, x.size(0)):
+            out[k] = out[k - 1] + x[k]
+    return out
+
+
+def doubled_in_place(jt: JaggedTensor) -> JaggedTensor:
+    for b in hl.grid(jt.num_rows):
+        for k in hl.tile(jt.max_length, block_size=4):
+            jt[b, k] = jt[b, k] * 2
+    return jt
+
+
+def read_again(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for i in hl.tile(x.size(0)):
+        x[i] = x[i] + 1
+        out[i] = x[i] * 10
+    return out
+
+
+def overwritten(x: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    for i in hl.tile(x.size(0)):
+        before = x[i]
+        x[i] = torch.zeros_like(before)
+        old[i] = before
+    return old
+
+
+def scattered(x: torch.Tensor, place: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for _ in hl.grid(1):
+        for i in hl.tile(x.size(0), block_size=1):
+            out[place[i] * 2] = x[i]
+    return out
+
+
+def filled_then_scattered(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for _ in hl.grid(1):
+        for i in hl.tile(out.size(0), block_size=16):
+            out[i] = hl.zeros([i]) - 1
+        for i in hl.tile(x.size(0), block_size=4):
+            out[i.index * 2] = x[i]
+    return out
+
+
+def added(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    for i in hl.tile(x.size(0)):
+        hl.atomic_add(out, [i.index // 2], x[i])
+        hl.atomic_add(out, [i.index // 3], x[i])
+    return out
+
+
+def test_a_loop_waits_once_for_what_the_loop_before_has_stored() -> None:
+    jt = JaggedTensor.from_lengths(torch.randn(30), [19, 0, 11])
+    kernel, kept = serrate.kernel(through_memory), torch.zeros(3, 20)
+    assert of(kernel, jt, kept) == [0]
+    torch.testing.assert_close(kernel.on("triton")(jt, kept).values, jt.values * 2 + 1)
+
+
+def test_an_iteration_waits_for_the_one_before() -> None:
+    x, kernel = torch.randn(9), serrate.kernel(running)
+    places = of(kernel, x)
+    assert places and 1 in places
+    wanted = [0.0]
+    for each in x[1:].tolist():
+        wanted.append(wanted[-1] + each)
+    torch.testing.assert_close(kernel.on("triton")(x), torch.tensor(wanted))
+
+
+def test_elements_that_are_read_only_where_they_are_stored_need_none() -> None:
+    jt = JaggedTensor.from_lengths(torch.randn(30), [19, 0, 11])
+    kernel, wanted = serrate.kernel(doubled_in_place), jt.values * 2
+    assert of(kernel, jt) == []
+    torch.testing.assert_close(kernel.on("triton")(jt).values, wanted)
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "wanted"),
+    [
+        (read_again, 1, lambda x: (x + 1) * 10),
+        # The stored zeros do not wait for what was read.
+        (overwritten, 1, torch.clone),
+    ],
+)
+def test_stores_and_reads_of_one_element(
+    function: Callable[..., Any], count: int, wanted: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x, kernel = torch.randn(37), serrate.kernel(function)
+    expected = wanted(x)
+    assert len(of(kernel, x, torch.zeros(37))) == count
+    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(37)), expected)
+
+
+def test_computed_places_may_come_again() -> None:
+    x, place = torch.randn(6), torch.tensor([0, 2, 0, 1, 2, 0])
+    kernel, wanted = serrate.kernel(scattered), torch.zeros(6)
+    for at, value in zip(place.tolist(), x.tolist(), strict=True):
+        wanted[at * 2] = value
+    assert set(of(kernel, x, place, torch.zeros(6))) == {1}
+    torch.testing.assert_close(kernel.on("triton")(x, place, torch.zeros(6)), wanted)
+
+
+def test_a_second_store_waits_for_the_first() -> None:
+    x, kernel = torch.randn(7), serrate.kernel(filled_then_scattered)
+    wanted = -torch.ones(16)
+    wanted[:14:2] = x
+    assert of(kernel, x, torch.zeros(16)) == [0]
+    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(16)), wanted)
+
+
+def test_atomic_additions_do_not_wait_for_each_other() -> None:
+    x, kernel = torch.randn(12), serrate.kernel(added)
+    wanted = torch.zeros(6)
+    for at, value in enumerate(x.tolist()):
+        wanted[at // 2] += value
+        wanted[at // 3] += value
+    assert of(kernel, x, torch.zeros(6)) == []
+    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(6)), wanted)
