@@ -41,9 +41,10 @@ from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import PROFILER
 from serrate.tuner.buckets import bucket_of
+from serrate.tuner.buffers import Buffers
 from serrate.tuner.candidates import Candidate, Space, space_of
 from serrate.tuner.identity import compiler_identity, device_identity
-from serrate.tuner.laboratory import Arena, ProgramLaboratory
+from serrate.tuner.measure import ProgramMeasurer
 from serrate.tuner.policy import Policy
 from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.tuner import ProgramTuner, text_digest
@@ -194,32 +195,32 @@ class CompiledStage(ABC):
         """Whether a tensor must have its exact size, even if that takes a host copy of lengths."""
         return False
 
-    def chosen(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena]) -> Candidate:
-        """The candidate for a call: remembered, measured now in an `arena`, or the usual one."""
-        return facts.usual if self.is_idle(call, backend) else self.tuning(call, backend, facts, arena).chosen
+    def chosen(self, call: BoundCall, backend: str, facts: CallFacts, buffers: Callable[[bool], Buffers]) -> Candidate:
+        """The candidate for a call: remembered, measured now on `buffers`, or the usual one."""
+        return facts.usual if self.is_idle(call, backend) else self.tuning(call, backend, facts, buffers).chosen
 
     def is_idle(self, call: BoundCall, backend: str) -> bool:
         """Whether nothing is remembered about the plans for a call, and nothing is measured now."""
         return backend == "reference" or self._tuner(backend, call.device).is_idle()
 
-    def tuning(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena] | None = None) -> Tuning:
-        """What is known about the plans for a call; without an `arena`, nothing is measured."""
+    def tuning(self, call: BoundCall, backend: str, facts: CallFacts, buffers: Callable[[bool], Buffers] | None = None) -> Tuning:
+        """What is known about the plans for a call; without `buffers`, nothing is measured."""
 
-        def laboratory(copies: bool) -> ProgramLaboratory:
-            assert arena is not None
-            return self._laboratory(call, backend, arena(copies))
+        def measurer(copies: bool) -> ProgramMeasurer:
+            assert buffers is not None
+            return self._measurer(call, backend, buffers(copies))
 
         rows, variation = facts.statistics()
         sizes = call.numbers if rows is None else (*call.numbers, rows.count, rows.total)
         bucket = bucket_of(sizes, rows, variation, call.hints)
         tuner = self._tuner(backend, call.device)
-        return tuner.tuning(bucket, self._space(facts.usual, backend), None if arena is None else laboratory)
+        return tuner.tuning(bucket, self._space(facts.usual, backend), None if buffers is None else measurer)
 
-    def _laboratory(self, call: BoundCall, backend: str, arena: Arena) -> ProgramLaboratory:
-        return ProgramLaboratory(
+    def _measurer(self, call: BoundCall, backend: str, buffers: Buffers) -> ProgramMeasurer:
+        return ProgramMeasurer(
             lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
             lambda candidate: candidate.strategy == LIBRARY or (backend, candidate.compiled) in self._built,
-            arena,
+            buffers,
             call.device,
         )
 

@@ -63,9 +63,9 @@ def remove(path: Path) -> None:
 
 def plans(cache_dir: Path) -> list[Path]:
     """The files of tuned plans under `cache_dir`, with those that interrupted writes left."""
-    shelves = [path for path in _children(cache_dir / FOLDER) if _is_entry(path)]
+    folders = [path for path in _children(cache_dir / FOLDER) if _is_entry(path)]
     return sorted(
-        path for shelf in shelves for path in _children(shelf) if path.suffix == ".json" or path.name.startswith("writing-")
+        path for folder in folders for path in _children(folder) if path.suffix == ".json" or path.name.startswith("writing-")
     )
 
 

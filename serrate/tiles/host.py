@@ -41,7 +41,7 @@ from serrate.tiles.stage import LoopStage, Options, Variant
 from serrate.tiles.trace import DEFAULT_BLOCK
 from serrate.tiles.tunables import TunableHost, current_values
 from serrate.tuner.candidates import Space
-from serrate.tuner.laboratory import ProgramLaboratory
+from serrate.tuner.measure import ProgramMeasurer
 from serrate.tuner.record import Tuning
 
 if TYPE_CHECKING:
@@ -202,9 +202,9 @@ class CompiledKernel:
         """These programs, each bound to its arguments, for timing them without the rest of a call."""
         return [program.ready(items) for program, items in self._asked(args, kwargs)]
 
-    def laboratories(self, *args: Any, **kwargs: Any) -> list[tuple[Space, ProgramLaboratory]]:
+    def measurers(self, *args: Any, **kwargs: Any) -> list[tuple[Space, ProgramMeasurer]]:
         """All candidates of each device loop, and what they are measured with; for benchmarks of the tuner."""
-        return [program.laboratory(items) for program, items in self._asked(args, kwargs)]
+        return [program.measurer(items) for program, items in self._asked(args, kwargs)]
 
     def with_launches(self, launch: Callable[[LaunchSite, dict[str, Any]], None], *, measure: bool = False) -> Callable[..., Any]:
         """The function, with this called for each device loop and its variables. Tunables have the values that are known to be

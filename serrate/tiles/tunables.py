@@ -25,7 +25,7 @@ from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tuner.buckets import Bucket, bucket_of
 from serrate.tuner.candidates import HOST, Candidate, Space
 from serrate.tuner.identity import compiler_identity, device_identity
-from serrate.tuner.laboratory import agrees
+from serrate.tuner.measure import agrees
 from serrate.tuner.policy import Policy, paused
 from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.search import SPENT, reason_of
@@ -101,7 +101,7 @@ class TunableHost:
         bucket, tuner = self._bucket(leaves), self._tuner(leaves)
         if not measure or tuner.is_idle():
             return tuner.tuning(bucket, self._space)
-        return tuner.tuning(bucket, self._space, lambda _: HostLaboratory(self._run, args, kwargs))
+        return tuner.tuning(bucket, self._space, lambda _: HostMeasurer(self._run, args, kwargs))
 
     def _run(self, candidate: Candidate, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # Device loops run with the plans that are known or usual: all values are compared under the same conditions.
@@ -128,7 +128,7 @@ class TunableHost:
         return found
 
 
-class HostLaboratory:
+class HostMeasurer:
     """Runs a whole kernel on copies of the arguments of a call."""
 
     def __init__(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

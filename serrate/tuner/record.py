@@ -39,7 +39,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """What a shelf of records is for."""
+    """Identifies the records of one program."""
 
     text: str
     """A digest of the program before it is scheduled, with the sizes that are compiled in, and of what the user fixed."""
@@ -145,7 +145,7 @@ def file_name(bucket: Bucket) -> str:
     return f"{_digest(bucket.as_dict())[:16]}.json"
 
 
-class Shelf:
+class Records:
     """The records of one program."""
 
     def __init__(self, key: ProgramKey, folder: Path) -> None:
@@ -245,28 +245,28 @@ class Shelf:
             lock.release()
 
 
-_shelves: dict[tuple[ProgramKey, Path], Shelf] = {}
+_records: dict[tuple[ProgramKey, Path], Records] = {}
 _guard = Lock()
 
 
-def shelf(key: ProgramKey) -> Shelf:
+def records_of(key: ProgramKey) -> Records:
     """The records of a program, shared by everything in this process that runs it."""
     at = (key, settings.current().cache_dir)
     with _guard:
-        found = _shelves.get(at)
+        found = _records.get(at)
         if found is None:
-            found = _shelves[at] = Shelf(key, at[1])
+            found = _records[at] = Records(key, at[1])
     return found
 
 
-def is_current(found: Shelf) -> bool:
-    """Whether a shelf is still the one for its program: the cache folder is the same, and nothing was forgotten."""
+def is_current(found: Records) -> bool:
+    """Whether these are still the records of their program: the cache folder is the same, and nothing was forgotten."""
     return not found.gone and found.place == settings.current().cache_dir
 
 
 def forget() -> None:
     """Forgets what this process knows; records on disk are read again."""
     with _guard:
-        for each in _shelves.values():
+        for each in _records.values():
             each.gone = True
-        _shelves.clear()
+        _records.clear()

@@ -1,6 +1,6 @@
 """Search: which candidates are built and timed, in which order, and when to stop.
 
-In: a space of candidates, a laboratory that builds and runs them, a deadline. Out: what was found about each. Two searchers:
+In: a space of candidates, a measurer that builds and runs them, a deadline. Out: what was found about each. Two searchers:
 `Halving`, which drops losers early and looks around the winners, and `Exhaustive`, which times everything. Both time interleaved,
 so that a machine that is slower for a while is slower for all of them, and start from the choice that is made without measuring,
 which stays unless another is faster by more than the noise.
@@ -40,7 +40,7 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, SerrateError) else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-class Laboratory(Protocol):
+class Measurer(Protocol):
     """Builds and runs candidates."""
 
     def now(self) -> float:
@@ -73,7 +73,7 @@ class Tried:
 class Race:
     """Candidates in the order in which they were considered, with their samples."""
 
-    laboratory: Laboratory
+    measurer: Measurer
     deadline: float
     report: Callable[[str], None] = lambda text: None
     samples: dict[Candidate, list[float]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Race:
 
     def left(self) -> float:
         """Seconds until the deadline."""
-        return self.deadline - self.laboratory.now()
+        return self.deadline - self.measurer.now()
 
     def seconds(self, candidate: Candidate) -> float:
         """The estimate for a candidate: its fastest sample. Whatever else the machine does only ever adds time."""
@@ -113,18 +113,18 @@ class Race:
         self.report(f"timing {candidate}")
         last = min((self.first[candidate], *found))
         repeats = 1 if last > LONG else min(max(FEWEST, math.ceil(SAMPLE / max(last, 1e-9))), MOST)
-        found.append(self.laboratory.run(candidate, repeats))
+        found.append(self.measurer.run(candidate, repeats))
 
     def enter(self, candidates: Iterable[Candidate], share: float = 1.0) -> list[Candidate]:
         """Builds candidates that are new, as many as there is time for, and takes one sample of each; returns those. Builds may
         take a `share` of the time that is left."""
         new = [c for c in dict.fromkeys(candidates) if c not in self.samples]
-        end = self.laboratory.now() + share * self.left()
-        built = [c for c in new if self.laboratory.is_built(c)]
+        end = self.measurer.now() + share * self.left()
+        built = [c for c in new if self.measurer.is_built(c)]
         missing = [c for c in new if c not in built]
         waves = [built, *(missing[k : k + WAVE] for k in range(0, len(missing), WAVE))]
         for wave in filter(None, waves):
-            room = len(wave) if wave is built or not self.samples else int((end - self.laboratory.now()) / self.per_build)
+            room = len(wave) if wave is built or not self.samples else int((end - self.measurer.now()) / self.per_build)
             for late in wave[max(room, 0) :] if self.left() > 0 else wave:
                 self.samples[late], self.reasons[late] = [], SPENT
             self._enter([c for c in wave if c not in self.samples], is_new=wave is not built)
@@ -134,12 +134,12 @@ class Race:
         if not wave:
             return
         self.report(f"building {', '.join(map(str, wave))}")
-        start = self.laboratory.now()
+        start = self.measurer.now()
         # The first candidate is built without a deadline: the call runs it if nothing faster is found.
-        failed = self.laboratory.build(wave, max(self.left(), 0.0) if self.timed() else float("inf"))
+        failed = self.measurer.build(wave, max(self.left(), 0.0) if self.timed() else float("inf"))
         if is_new:
             # Averaged with the earlier estimate, because some of these builds may have been found on disk.
-            self.per_build = (self.per_build + (self.laboratory.now() - start) / len(wave)) / 2
+            self.per_build = (self.per_build + (self.measurer.now() - start) / len(wave)) / 2
         for candidate in wave:
             self.samples[candidate] = []
             if candidate in failed:
@@ -152,7 +152,7 @@ class Race:
     def _start(self, candidate: Candidate) -> None:
         """A first run, which warms up caches, pools and code, and one sample."""
         try:
-            self.first[candidate] = self.laboratory.run(candidate, 1)
+            self.first[candidate] = self.measurer.run(candidate, 1)
         except Unfit as error:
             self.reasons[candidate] = str(error)
             return
@@ -193,7 +193,7 @@ class Searcher(ABC):
     def search(
         self,
         space: Space,
-        laboratory: Laboratory,
+        measurer: Measurer,
         deadline: float,
         hints: Hints = NO_HINTS,
         first: Candidate | None = None,
@@ -201,7 +201,7 @@ class Searcher(ABC):
     ) -> Found:
         """The fastest candidate found before the deadline, and all candidates that were tried. `first`, a candidate that is good
         for similar calls, is entered right after the usual choice. `report` is called with progress messages."""
-        race = Race(laboratory, deadline, report)
+        race = Race(measurer, deadline, report)
         race.enter([space.usual])
         race.enter([first] if first else [])
         self.race(space, race, hints)
