@@ -1,10 +1,10 @@
-"""Vectorized loops: whether every vector is contiguous in memory, and complete wherever it is executed.
+"""Vectorized loops: whether every vector is contiguous in memory and is always executed as a whole.
 
 In: a loop to vectorize, and an access: an index, and how the tensor is stored. Out: a `VectorAccess`: legal, illegal with the
 reason, or legal if the size divides extents that are known only at a call.
 
-A vector of v positions is read or written at once. Its positions begin at a multiple of v in every domain between it and the
-index, so no guard `i < N` on one of them holds in a part of it exactly when v divides N:
+A vector of v positions is read or written at once. In every domain between the loop and the index it begins at a multiple of v,
+so a guard `i < N` never holds for only part of a vector iff v divides N:
 
   split       the vector is in the inner part; v divides the inner extent (or it begins anywhere in i) and N (or i < N cuts it).
   merge       the vector runs along both dims as one. Where the index has both, memory decides: `wide_access`. Where it has the

@@ -2,15 +2,14 @@
 
 In: storage domains (row-major, the last one innermost) and the logical domains they were made from. Out: `Allocation`.
 
-The rule: every position of a nest of loops over the storage domains is a place, in that order. An element has exactly one
-place, because every transform is one-to-one on elements; the places without an element are the holes, so there are
-`places - elements` of them, and they are where a guard of that nest fails. Rows back to back, rows in blocks and padded
-rows are three spellings of it:
+The rule: each position of a loop nest over the storage domains is a slot, in that order. Every element has exactly one slot,
+because every transform is one-to-one on elements. The slots without an element are the holes: the positions where a guard of that
+nest fails, `slots - elements` in number. Rows back to back, rows in blocks and padded rows all follow this rule:
 
     [c, r]              rows back to back   row c starts at offsets[c], no holes
     [c, ro, 128]        rows in blocks      row c starts at 128 * (blocks of the rows before), holes at the end of rows
     [c, cover of r]     padded              row c starts at c * longest, holes at the end of shorter rows
-A ragged domain is counted with the component that owns it: the sum of the sizes of its rows, never rows times the longest.
+A ragged domain is counted together with its component: the sum of the row sizes, never the number of rows times the longest.
 """
 
 from __future__ import annotations
@@ -167,11 +166,11 @@ def _shown(domain: IterDomain) -> Expr | int | NestedInts:
 
 
 def _count(domains: Sequence[IterDomain]) -> Expr:
-    """The number of positions of a nest of loops over the domains.
+    """The number of positions of a loop nest over the domains.
 
-    Rows of one component are counted together: the sum over components of the product of what each of them has. Where the
-    component is not among the domains but they determine it (it was split, partitioned, or merged from them), it takes
-    their place first: a position has a row only if its component exists, and there it is one position of the component.
+    Rows of one component are counted together: the sum, over components, of the product of their lengths. If the component is not
+    among the domains but they determine it (it was split, partitioned, or merged from them), it replaces them first: a position
+    has a row only if its component exists, and then corresponds to one position of the component.
     """
     # The order in which owners replace their dims can matter, so try all until one succeeds.
     pending, seen = [list(domains)], set[frozenset[int]]()

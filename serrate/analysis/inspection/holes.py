@@ -1,25 +1,25 @@
-"""What the holes of an allocated tensor must contain, decided from its readers.
+"""What the holes of an allocated tensor must contain, determined by its readers.
 
 In: a program and one of its tensors, stored with holes. Out: a `Correctness`: weak (holes may contain anything) or strong
-(holes contain a given value), and why.
+(holes contain a given value), with the reason.
 
-A reader is a statement with the loops around it. What the holes hold matters to it only if all of this is so:
+A reader is a statement with the loops around it. It depends on the contents of holes only if all of the following hold:
 
-  1. its loops visit holes. They do exactly where a guard of theirs fails on something the storage was made from;
-  2. the place exists: its loops run over the storage domains themselves, or over what was made of them without new
-     holes. Loops made in another way can run past what is allocated, and guard for themselves;
-  3. it accumulates, over an index that the hole is part of. A store goes by address: where the element does not exist,
-     neither does the place that is stored to. An accumulation that keeps the index leaves what it makes of a hole in a
-     hole of its own result. Only one that reduces the index away would count the hole.
+  1. Its loops visit holes: a guard of theirs fails on a domain that the storage was derived from.
+  2. The slot exists: the loops run over the storage domains, or over domains derived from them without new holes. Other loops can
+     run past the allocation, so they have guards of their own.
+  3. It accumulates over an index that the hole is part of. A store goes by address: where the element does not exist, neither
+     does the slot that is stored to. An accumulation that keeps the index puts its result for a hole in a hole of its own
+     result. Only an accumulation that reduces the index would count the hole.
 
-Then either the reader masks holes, or they hold something that, accumulated, changes nothing: an identity. For a plain
-read that is the identity of the reduction (0 for a sum, 1 for a product, -inf for a maximum); for softmax it is -inf,
-because e^(-inf - maximum) = 0 adds nothing to the total; for moments and for places of extrema there is none, because
-everything that is seen counts. Through elementwise functions the value is found by trying: what gives the identity when the
-function is applied to it. A product with something else is 0 only if that is finite, which is known where that is a plain
-read at the same index: it is outside too, so it reads 0 if it is guarded; and if it is stored with holes, this very reader
-wants 0 in them, or else masks the whole statement. One value serves all readers or none: when two need different ones,
-each masks for itself, and nothing need be filled.
+Then either the reader masks holes, or holes contain a value that is neutral when it is accumulated. For a plain read, that is the
+identity of the reduction (0 for a sum, 1 for a product, -inf for a maximum). For softmax it is -inf, because e^(-inf - maximum)
+= 0 adds nothing to the total. Moments and arg-reductions have no neutral value, because every element counts. Through
+elementwise functions, candidates are tried: a fill value is neutral if the function maps it to the identity. A product of a hole
+and another factor is 0 only if that factor is finite. This is known if the factor is a plain read at the same index, which is
+out of bounds there too: a guarded read gives 0, and if that tensor is itself stored with holes, this same reader requires 0 in
+them or masks the whole statement. All readers must agree on one value. If two need different ones, each masks for itself and
+nothing is filled.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """How many lanes of the blocks of a loop program run, and how many of them hold an element.
 
-In: a loop program, its arrays and its numbers. Out: a `LaneCount`. The loops are walked with tensors of positions instead of one
-by one, and nothing is computed but numbers that are made of indices. Beyond a limit positions are sampled; conditions of lanes on
-other computed values are taken to hold, and branches on them are left out. A count says whether it is exact.
+In: a loop program, its arrays and its numbers. Out: a `LaneCount`. The analysis evaluates loops on tensors of positions, and only
+numbers computed from indices. Above a limit, positions are sampled. Conditions on other computed values count as true, and
+branches on them are skipped. A count says whether it is exact.
 
-Where lanes run at once, all lanes of a block run, and holes are masked. Where they run in order, a condition on a lane ends its
-loop: only holes run that no loop can be ended at (`codegen/cpp/text.py`).
+If lanes run concurrently, all lanes of a block run, and holes are masked. If they run in order, a condition on a lane ends its
+loop, so the only holes that run are those that no loop bound excludes (`codegen/cpp/text.py`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from serrate.ir.loops import (
 from serrate.ir.solve import end_of, start_of
 
 MOST_POSITIONS = 1 << 18
-"""How many positions of the loops around a statement are looked at."""
+"""The most positions of the loops around a statement that are sampled."""
 MOST_LANES = 1 << 22
-"""How many lanes of one statement are looked at."""
+"""The most lanes of one statement that are sampled."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _PositionScope:
     """Numbers, and tensors with one element for each position or for all of them."""
     laned: dict[Symbol, Bind]
     numbers: dict[str, Any]
-    """Numbers that the program computes from indices, such as the longest of several rows, by name."""
+    """Numbers that the program computes from indices, by name; for example, the longest of several rows."""
     count: int
     scale: float
     """How many positions each one stands for."""
