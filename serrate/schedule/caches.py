@@ -1,6 +1,6 @@
 """Copies of a tensor that a schedule adds: before it, or between it and its readers.
 
-In: a fusion and one of its tensors. Out: the same fusion with one definition more; it computes the same.
+In: a fusion and one of its tensors. Out: the same fusion with one more definition; its results do not change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Partition of a loop by a schedule: by numbers, or by offsets that the program itself partitions by.
 
-In: the loops of a tensor, the place of the one to partition, and boundaries. Out: the component loop and the ragged loop. Offsets
-of several dims have a row of boundaries for each position of the loops outside; those of a ragged loop, for each of its rows.
+In: the loops of a tensor, the index of the loop to partition, and boundaries. Out: the component loop and the ragged loop.
+Multi-dimensional offsets have a row of boundaries for each position of the enclosing loops; for a ragged loop, for each of its
+rows.
 
     for i:             s   ->   for c: for r[c]: s                by K+1 boundaries
     for g: for i:      s   ->   for g: for c: for r[g][c]: s      by [G, K+1]

@@ -85,7 +85,7 @@ def _visited_alike(logical: Sequence[IterDomain], a: Sequence[IterDomain], b: Se
     known = [_longest(d) for d in (*a, *b)]
     if any(k is None for k in known) or math.prod(k for k in known[: len(a)] if k is not None) > MOST_POSITIONS:
         return None
-    # A position is found beside its element by asking for the loops' own indices too.
+    # Asking for the loops' own indices too gives the position of each element.
     ours, theirs = (set(visits([*logical, *loops], loops, guards(logical, loops))) for loops in (a, b))
     return ours == theirs
 

@@ -146,10 +146,10 @@ def sums_look_ups(shapes: Sequence[Shape]) -> bool:
 
 
 def for_look_ups(target: Target) -> Target:
-    """A GPU with the blocks for rows that are looked up and summed. Many small workers, each a warp that loads a block into
-    registers, have more rows in flight than few large ones. Rows are read whole, as far as that goes: neighbouring workers would
-    look up the same ones again. (Bags of 16 rows of 512 bytes: 63% of a copy's speed on an H200, in two warps 50%, by halves of
-    rows 50%; in two warps, by halves and with three stages 22%.)"""
+    """The target with blocks for rows that are looked up and summed. Many small workers, each a warp that loads a block into
+    registers, keep more rows in flight than few large ones. A worker reads rows as whole as possible, because workers that share
+    a row would each look it up. (Bags of 16 rows of 512 bytes: 63% of a copy's speed on an H200; 50% with two warps; 50% with
+    half rows; 22% with two warps, half rows and three stages.)"""
     columns = 2 * target.column_bytes
     return replace(target, column_bytes=columns, largest=LOOKED_UP, simple_block=LOOKED_UP, block=LOOKED_UP)
 

@@ -24,7 +24,7 @@ Lanes = Mapping[str, int]
 """Requested numbers of lanes, by axis name; `chunk` is the size of pieces of rows."""
 
 COMBINED = 256
-"""The most partial results that are combined at once: workers that go on to store a piece need their registers for it."""
+"""The most partial results that are combined at once: workers that store a piece next need registers for it."""
 
 
 def whole_rows(recorder: Recorder, target: Target, lanes: Lanes, rows: int, *, near: bool) -> None:
