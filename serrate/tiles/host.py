@@ -186,7 +186,7 @@ class CompiledKernel:
             )
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
-        """The programs for these arguments, without running them."""
+        """Builds the programs for these arguments without running them."""
         return [program.variant(items) for program, items in self._asked(args, kwargs)]
 
     def facts(self, *args: Any, **kwargs: Any) -> list[StageFacts]:
@@ -203,12 +203,12 @@ class CompiledKernel:
         return [program.ready(items) for program, items in self._asked(args, kwargs)]
 
     def measurers(self, *args: Any, **kwargs: Any) -> list[tuple[Space, ProgramMeasurer]]:
-        """All candidates of each device loop, and what they are measured with; for benchmarks of the tuner."""
+        """All candidates of each device loop, and the measurer for them; for benchmarks of the tuner."""
         return [program.measurer(items) for program, items in self._asked(args, kwargs)]
 
     def with_launches(self, launch: Callable[[LaunchSite, dict[str, Any]], None], *, measure: bool = False) -> Callable[..., Any]:
-        """The function, with this called for each device loop and its variables. Tunables have the values that are known to be
-        best; with `measure`, values are measured first, as in any call."""
+        """The function, with `launch` called for each device loop and its variables. Tunables have the best known values; with
+        `measure`, they are measured first, as in any call."""
 
         def at(number: int, given: dict[str, Any]) -> None:
             host: Host = current("a kernel")

@@ -1,14 +1,14 @@
 """A device loop as a fusion, from which its gradient can be derived.
 
-In: the tile program of a loop. Out: a fusion of the same math, and where its inputs come from; or `NotLifted`, which says what is
-in the way. Once it is proven that nothing depends on the size of tiles (`whole_tiles.py`), every tile is taken to be all of its
-axis: each loop then runs once, a carried value has its first value when the loop updates it, and private blocks become tensors.
+In: the tile program of a loop. Out: a fusion of the same math, and where its inputs come from; or `NotLifted` with the reason.
+Once it is proven that nothing depends on tile sizes (`whole_tiles.py`), every tile covers its whole axis: each loop then runs
+once, a carried value still has its initial value when the loop updates it, and private blocks become tensors.
 
     serial k < max_length:                                              ->    T5[c, m] sum= T2[c, r, m] over r
       [b, k, m] sums sum= jt[offsets[b] + k, m]  where k < length of b
 
-A position that only counts where a row is that long becomes a position of the row. Conditions that do not follow from the domains
-are kept: they choose between a value and what stands in for it.
+A position that counts only where the row is long enough becomes a position of the row. Conditions that the domains do not imply
+remain, as selects between a value and its replacement.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ Line = int | None
 
 
 class Source(NamedTuple):
-    """What an input of the fusion is: a tensor of the loop, an array that describes rows, or a tensor of any contents whose size
-    is a number of the loop."""
+    """The source of an input of the fusion: a tensor of the loop, an array that describes rows, or a tensor with arbitrary
+    contents whose size is a number of the loop."""
 
     kind: Literal["tensor", "array", "size"]
     what: Tensor | Array | Expr
@@ -92,7 +92,7 @@ class LiftedLoop:
 
     fusion: Fusion
     sources: tuple[Source, ...]
-    """What each input of the fusion is."""
+    """The source of each input of the fusion."""
     stored: tuple[Tensor, ...]
     """The tensor of the loop that each result is stored to."""
     shapes: tuple[tuple[Expr | None, ...], ...]
@@ -668,8 +668,8 @@ def _mentions(value: Value, local: Local) -> bool:
 
 
 def _folded(value: Value, args: tuple[Value, ...] | None = None) -> Value:
-    """A call with these arguments. What the first value of a carried block does is not computed: a sum starts from 0, a maximum
-    from the lowest number, and scaling 0 is still 0, by whatever factor, as for a row without elements."""
+    """A call with these arguments, simplified for initial values of carried blocks: adding to 0, the maximum with the lowest
+    number, and scaling 0 by any factor, as for a row without elements."""
     assert isinstance(value, Call)
     args = value.args if args is None else args
     numbers = [a.number if isinstance(a, Constant) else None for a in args]

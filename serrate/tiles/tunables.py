@@ -1,8 +1,8 @@
-"""Kernels with tunables: the host code is run with the values that are best for its arguments.
+"""Kernels with tunables: the host code runs with the best known values for its arguments.
 
-In: a kernel whose host code has registered tunables, and the arguments of a call. Out: the call, with their values chosen like
-plans: remembered, measured on copies of the arguments, or the defaults. A kernel without tunables never comes here. What a kernel
-registers is known once it has run, so the first call runs with the defaults and the second is measured.
+In: a kernel whose host code has registered tunables, and the arguments of a call. Out: the result of the call. Values are chosen
+like plans: from a record, by measuring on copies of the arguments, or the defaults. The tunables of a kernel are known only
+after it has run, so the first call uses the defaults and the second is measured.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TunableHost:
         return tuner.tuning(bucket, self._space, lambda _: HostMeasurer(self._run, args, kwargs))
 
     def _run(self, candidate: Candidate, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        # Device loops run with the plans that are known or usual: all values are compared under the same conditions.
+        # Device loops use their cached or usual plans, so that all values are compared under the same conditions.
         with paused(), _in_force(self._named(candidate)):
             return self.host(*args, **kwargs)
 
@@ -160,7 +160,7 @@ class HostMeasurer:
                 with _own_draws(args, kwargs):
                     result = self._run(candidate, args, kwargs)
             except Exception as error:
-                # The user's code may refuse a value; if it refuses the defaults, the call itself raises the same.
+                # The user's code may reject a value; if it rejects the defaults, the call itself raises the same error.
                 failed[candidate] = reason_of(error)
                 continue
             changed = [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves_of([result, *args], kwargs)]

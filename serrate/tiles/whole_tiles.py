@@ -1,10 +1,9 @@
-"""Whether one tile may be all of its axis.
+"""Proves that one tile may cover its whole axis.
 
-In: the tile program of a device loop. Out: nothing, or `NotLifted`, which says what depends on where one tile ends and the next
-begins.
+In: the tile program of a device loop. Out: nothing, or `NotLifted`, which names what depends on tile boundaries.
 
-A loop over tiles runs its statements once for each tile. Run once for all positions, they store the same numbers if everything
-that leaves an iteration is proven to be one of these, for each loop by itself:
+A loop over tiles runs its statements once per tile. Running them once for all positions stores the same numbers if every value
+that leaves an iteration is proven to be one of the following, for each loop separately:
 
     x                                    computed at each position, or the same in all iterations: may be stored
     s sum= x over the tile               a partial reduction: may only be combined into a carried value, by the same operator
@@ -12,9 +11,9 @@ that leaves an iteration is proven to be one of these, for each loop by itself:
     new = maximum(top, s)                a running maximum; `exp(x - new)` is relative to it, and so is its product with x
     acc = acc * exp(top - new)           rescales a carried sum, to which only what is relative to the same maximum is added
 
-A sum relative to a maximum does not depend on the tiles: with M the maximum of all of a row, it ends as the sum of exp(x - M),
-because each factor moves what was summed so far from the old maximum to the new one. In a loop over single positions nothing is
-partial, so what is combined into a carried value may be any value of the position. Everything else is refused.
+A sum relative to a maximum does not depend on the tiles: with M the maximum of the whole row, it ends as the sum of exp(x - M),
+because each factor rescales the sum so far from the old maximum to the new one. A loop over single positions has no partial
+results, so any value of the position may be combined into a carried value. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class LoopEnds:
             del self.causal[position]
 
     def follows(self, test: Less, guard: Guard) -> bool:
-        """Whether a test that a position is before the end of its loop holds wherever the others do, or does not matter."""
+        """Whether a test that a position is before the end of its loop is implied by the others, or irrelevant."""
         axis = self.axes.get(test.left) if isinstance(test.left, Symbol) else None
         if axis is None or test.right is not axis.end:
             return False
@@ -186,7 +185,7 @@ class Kind(NamedTuple):
 
     what: str
     of: str = ""
-    """The private block it is a value of; for what is refused, the block in the way."""
+    """The private block that holds it; for a refused value, the block that prevents lifting."""
     operator: str = ""
     top: str = ""
     """The carried maximum that it is relative to."""

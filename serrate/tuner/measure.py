@@ -23,9 +23,9 @@ from serrate.tuner.candidates import Candidate
 from serrate.tuner.search import SPENT, Unfit, reason_of
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""How much results may differ between plans, relative to the largest: more than rounding, less than a mistake."""
+"""How much results of two plans may differ, relative to the largest element: more than rounding errors, less than bugs cause."""
 COMPARED = 1 << 14
-"""The most elements of a result that are compared: few enough for one thread, which disturbs the timing of others least."""
+"""The most elements of a result that are compared: few enough for a single thread, which disturbs other timings least."""
 BUILDERS = 4
 """The most compilers that run at once."""
 
@@ -66,7 +66,7 @@ class ProgramMeasurer:
             try:
                 ready = self._prepare(candidate)
             except Exception as error:
-                # Even a fault of the compiler: the call can do without this candidate, or raises the same.
+                # Includes bugs of the compiler: either the call does not need this candidate, or it raises the same error.
                 failed[candidate] = reason_of(error)
                 continue
             same = self._plans.setdefault(_bare(ready.plan), candidate)
@@ -120,14 +120,14 @@ class ProgramMeasurer:
 
 
 def _bare(plan: Plan) -> Plan:
-    """A plan without its reasons and its strategy's name: two strategies may come to the same steps."""
+    """A plan without its reasons and its strategy's name, because two strategies may choose the same steps."""
     short = None if plan.short is None else _bare(plan.short)
     return replace(plan, strategy="", reasons=(), short=short)
 
 
 def _compiled(executables: dict[Candidate, CppExecutable], seconds: float) -> dict[Candidate, str]:
-    """Compiles programs in as many groups as there are cores for them; returns why some fail. Groups that take longer are not
-    waited for: they end in the cache, for another time."""
+    """Compiles programs, in one group per core; returns the reasons of failures. Does not wait longer than `seconds`: programs
+    that are compiled later stay in the cache for the next time."""
     new = list(executables)
     count = min(len(new), BUILDERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     groups = [new[k::count] for k in range(count)] if count else []
@@ -176,7 +176,7 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def agrees(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether two results are the same but for rounding.
+    """Whether two results agree within rounding.
 
     >>> agrees(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001])), agrees(torch.tensor([1.0]), torch.tensor([1.1]))
     (True, False)

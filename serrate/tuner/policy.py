@@ -23,7 +23,7 @@ from serrate.tuner.search import EFFORTS, Effort
 
 @dataclass(frozen=True)
 class Policy:
-    """What the user wants for one function; None for what is set in the environment."""
+    """The user's settings for one function; None means the setting of the environment."""
 
     tune: str | None = None
     effort: str | None = None
@@ -38,7 +38,7 @@ class Policy:
             raise CallError(f"effort={self.effort!r}: {choices(str(self.effort), settings.EFFORTS)}")
 
     def now(self) -> tuple[str, Effort] | None:
-        """When and how a call is measured that has no record yet: "first_call" or "background"; None if it is not."""
+        """When and with which effort a call without a record is measured: "first_call" or "background"; None if it is not."""
         if _paused.get():
             return None
         asked, current = _asked.get(), settings.current()
@@ -57,14 +57,14 @@ USUAL, EAGER, NEVER = Policy(), Policy(eager=True), Policy(tune="never")
 
 @dataclass
 class Asked:
-    """What `tuning()` asks for."""
+    """The arguments of `tuning()`."""
 
     effort: str | None
     again: bool
     insists: bool
     """Whether functions that say `tune="never"` are measured too."""
     done: set[object] = field(default_factory=set)
-    """What was measured again."""
+    """The keys that were measured again."""
 
 
 _asked: ContextVar[Asked | None] = ContextVar("serrate_tuning", default=None)
@@ -72,9 +72,9 @@ _paused: ContextVar[bool] = ContextVar("serrate_tuning_paused", default=False)
 
 
 class tuning:
-    """In this context, everything that is called is tuned, eager operators too, unless it says `tune="never"` itself.
+    """In this context, every call is tuned, including eager operators, except functions with `tune="never"`.
 
-    `effort` is "quick" (3 s per program on a CPU) or "full"; `again` measures also what has been measured before.
+    `effort` is "quick" (3 s per program on a CPU) or "full". With `again`, programs that have records are measured again.
 
     >>> import torch
     >>> from serrate import JaggedTensor
@@ -101,7 +101,8 @@ class tuning:
 
 
 class retuning(tuning):
-    """What `f.tune(...)` runs in: everything is measured again, also what says `tune="never"`. Raises where nothing may be."""
+    """The context of `f.tune(...)`: everything is measured again, including functions with `tune="never"`. Raises if measuring is
+    not possible."""
 
     _insists = True
 
@@ -118,7 +119,7 @@ class retuning(tuning):
 
 
 def measured_again(what: object) -> bool:
-    """Whether `tuning(again=True)` wants something measured that has a record; True once for each."""
+    """Whether `tuning(again=True)` requires measuring this key again; True once per key."""
     asked = _asked.get()
     if asked is None or not asked.again or _paused.get() or what in asked.done:
         return False
@@ -128,7 +129,7 @@ def measured_again(what: object) -> bool:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """In this context nothing is measured: for those who ask for plans and sources, and run nothing."""
+    """In this context nothing is measured: for calls that return plans or sources and run nothing."""
     token = _paused.set(True)
     try:
         yield

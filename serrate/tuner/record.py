@@ -1,8 +1,8 @@
 """Records: what was measured for which calls, as data; kept in memory and on disk.
 
 In: a key and the result of a search. Out: `Tuning` records, found again by this process and by others. A record is one JSON file,
-`tuned/<program>/<bucket>.json` in the cache folder, written to a temporary file and renamed. It holds its whole key and a digest
-of itself: one that is damaged, or that belongs to another key, is reported and measured again, never trusted.
+`tuned/<program>/<bucket>.json` in the cache folder, written to a temporary file and renamed. It contains its whole key and a
+digest. A record that is damaged, or that belongs to another key, is reported and measured again, never trusted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from serrate.tuner.search import Tried
 FOLDER = "tuned"
 """The subfolder of the cache folder with one folder per program."""
 SIMILAR = 5
-"""By how many doublings the sizes of two calls may differ, on average, if one is to run with the plan of the other."""
+"""The most doublings by which the sizes of two calls may differ, on average, if one is to use the plan of the other."""
 FORMAT = 1
 """Part of every key: records of another format are not read."""
 
@@ -156,11 +156,11 @@ class Records:
         """Replaced and never changed: threads that tune in the background add to it."""
         self._reported: set[Path] = set()
         self._read: dict[Path, int] = {}
-        """When the records that were read had been written."""
+        """The modification times of the files that were read."""
         self.load()
 
     def load(self) -> None:
-        """Reads what other processes have written since."""
+        """Reads records that other processes have written since the last call."""
         if not self.folder.is_dir():
             return
         try:
@@ -226,8 +226,8 @@ class Records:
 
     @contextlib.contextmanager
     def measuring(self, bucket: Bucket, patience: float) -> Iterator[bool]:
-        """Held while a bucket is measured, by one process at a time; gives False if another one still has it after `patience`
-        seconds. What it wrote is known then."""
+        """Locks a bucket while it is measured; yields False if another process still holds the lock after `patience` seconds. On
+        entry, reads the records of other processes."""
         try:
             self._make_folder()
             lock = FileLock((self.folder / file_name(bucket)).with_suffix(".lock"))
@@ -236,7 +236,7 @@ class Records:
             yield False
             return
         except (OSError, CacheError, NotImplementedError):
-            yield True  # no folder, or no locks in it: no other process to wait for
+            yield True  # no folder, or a file system without locks: nothing to wait for
             return
         try:
             self.load()

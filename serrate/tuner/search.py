@@ -1,9 +1,9 @@
 """Search: which candidates are built and timed, in which order, and when to stop.
 
-In: a space of candidates, a measurer that builds and runs them, a deadline. Out: what was found about each. Two searchers:
-`Halving`, which drops losers early and looks around the winners, and `Exhaustive`, which times everything. Both time interleaved,
-so that a machine that is slower for a while is slower for all of them, and start from the choice that is made without measuring,
-which stays unless another is faster by more than the noise.
+In: a space of candidates, a measurer that builds and runs them, a deadline. Out: the times of the candidates, or why they have
+none. Two searchers: `Halving` drops slow candidates early and tries variants of the fast ones; `Exhaustive` times everything.
+Both interleave candidates, so that a slow phase of the machine affects all of them. Both start from the heuristic's choice,
+which stays unless another candidate is faster by more than the noise.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FEWEST, MOST = 3, 32
 LONG = 0.1
 """Seconds of a run that is long."""
 WAVE = 4
-"""How many candidates are built together: the time that is left is looked at in between."""
+"""How many candidates are built together; the deadline is checked in between."""
 TIE = 0.02
 """A candidate replaces the usual one if it is faster by more than this share."""
 SPENT = "not tried: the time budget was spent"
 
 
 class Unfit(Exception):
-    """Raised by a candidate's first run: why it is not to be chosen."""
+    """Raised by a candidate's first run, with the reason why it must not be chosen."""
 
 
 def reason_of(error: Exception) -> str:
@@ -50,8 +50,7 @@ class Measurer(Protocol):
         """Whether a candidate was built for an earlier call, or is a library call, for which nothing is built."""
 
     def build(self, candidates: Sequence[Candidate], seconds: float) -> dict[Candidate, str]:
-        """Builds candidates, several at once; returns why some of them cannot run. After so many seconds it does not wait for the
-        others."""
+        """Builds candidates, several at once; returns why some of them cannot run. Waits for at most `seconds`."""
 
     def run(self, candidate: Candidate, repeats: int) -> float:
         """Runs a candidate that was built, several times; returns the seconds of the fastest run. The first may raise `Unfit`."""
@@ -59,7 +58,7 @@ class Measurer(Protocol):
 
 @dataclass(frozen=True)
 class Tried:
-    """What was found about a candidate."""
+    """The result for one candidate."""
 
     candidate: Candidate
     seconds: float | None
@@ -79,7 +78,7 @@ class Race:
     samples: dict[Candidate, list[float]] = field(default_factory=dict)
     reasons: dict[Candidate, str] = field(default_factory=dict)
     first: dict[Candidate, float] = field(default_factory=dict)
-    """Seconds of the first run of each, which found nothing in the cache."""
+    """Seconds of the first run of each, with a cold cache."""
     per_build: float = 0.3
     """Seconds that a build takes, about."""
 
@@ -88,11 +87,12 @@ class Race:
         return self.deadline - self.measurer.now()
 
     def seconds(self, candidate: Candidate) -> float:
-        """The estimate for a candidate: its fastest sample. Whatever else the machine does only ever adds time."""
+        """The estimate for a candidate: its fastest sample, because other load only adds time."""
         return min(self.samples[candidate])
 
     def settled(self, candidate: Candidate, last: int) -> float:
-        """How much the estimate has fallen with the `last` samples, as a share of it: what further samples may still change."""
+        """How much the estimate has fallen during the `last` samples, as a share of it: how much further samples may still
+        change."""
         before = self.samples[candidate][:-last]
         return min(before) / self.seconds(candidate) - 1 if before else float("inf")
 
@@ -213,11 +213,11 @@ class Halving(Searcher):
     """Successive halving: every strategy once, then variants of the best, then more and more samples of fewer and fewer."""
 
     near: float = 1.5
-    """Variants are tried of openings that take at most so many times as long as the best."""
+    """Variants are tried only of openings that take at most this many times as long as the best."""
     hopeless: float = 2.0
-    """A candidate whose first sample takes so many times as long as the best is dropped."""
+    """A candidate is dropped if its first samples take this many times as long as the best."""
     rounds: int = 40
-    """The most samples of a finalist; fewer if they stop to change anything."""
+    """The most samples of a finalist; sampling stops earlier once estimates no longer change."""
     steps: int = 2
     """How many times variants of the best are tried."""
 

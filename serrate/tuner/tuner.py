@@ -1,12 +1,12 @@
 """The choice for a call: remembered, measured now, or made without measuring.
 
-In: a program with its policy, and for every call its bucket and a measurer. Out: a candidate. The order in which it is decided:
+In: a program with its policy, and for every call its bucket and a measurer. Out: a candidate, from the first of these sources:
 
     1. a record for this bucket, of this process or on disk
     2. if the call may be measured: a search, which starts from the usual choice and from that of the nearest bucket
-    3. the record of the nearest bucket; without one, the usual choice
+    3. the record of the nearest bucket; if there is none, the usual choice
 
-With `tune="background"`, 3. serves until a thread has done 2.
+With `tune="background"`, calls use 3 until a thread has finished 2.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProgramTuner:
         self._shares = shares
         """How many programs share one budget: the stages of a function."""
         self._pending: set[tuple[int, Bucket]] = set()
-        """What threads measure, with the process they run in: a forked child has none of them."""
+        """The buckets that threads are measuring, with their process: a forked child has no such threads."""
         self._published: set[Bucket] = set()
         self._has_waited = False
         """Whether this rank has waited for rank 0's first choice."""
@@ -62,7 +62,7 @@ class ProgramTuner:
         return found
 
     def is_idle(self) -> bool:
-        """Whether there is nothing to choose from: no records, and none will be made now."""
+        """Whether there is no choice to make: there are no records, and nothing is measured now."""
         return self.policy.now() is None and not self.records.known
 
     def tuning(self, bucket: Bucket, space: Space, make_measurer: MakeMeasurer | None = None) -> Tuning:
@@ -133,7 +133,7 @@ class ProgramTuner:
         return tuning
 
     def _of_rank_zero(self, bucket: Bucket, space: Space, near: Tuning | None, effort: Effort) -> Tuning:
-        """What rank 0 has chosen for this bucket, or else for another."""
+        """Rank 0's choice for this bucket, or else for another."""
         patience = 0.0 if self._has_waited else effort.budget(self.device.type)
         tuning = ranks.received(self.key, bucket, patience)
         self._has_waited = True
