@@ -1,7 +1,7 @@
 """The engine joins the stages: naive program -> plan -> loop program -> executable.
 
-In: a tile program, and what a call is about. Out: the program under a plan, ready to run. The whole compiler is `build`, read top
-to bottom; `CompiledStage` is a tile program with everything built for it so far, and chooses among plans.
+In: a tile program, and the facts about a call. Out: the program under a plan, ready to run. The whole compiler is `build`, read
+top to bottom. `CompiledStage` is a tile program with everything built for it so far; it also chooses the plan.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ShapesReader = Callable[[Sequence[int]], tuple[tuple[int, ...], ...]]
 
 
 ONE_PLAN = "one plan serves all rows under batch_invariant()"
-"""Why a program has its plan in that mode."""
+"""The reason for a plan in that mode."""
 
 BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
@@ -153,12 +153,12 @@ class SizedProgram(NamedTuple):
 
 
 class CallFacts(NamedTuple):
-    """What the choice of a plan for a call depends on."""
+    """The facts on which the choice of a plan for a call depends."""
 
     usual: Candidate
     """The choice that is made without measuring."""
     statistics: Callable[[], tuple[RowStatistics | None, float | None]]
-    """Of the rows, as far as the host knows them; and the standard deviation of their lengths over the mean."""
+    """Statistics of the rows, as far as the host knows them, and the standard deviation of their lengths over the mean."""
     why: str
     """Why the usual choice is made."""
 
@@ -200,11 +200,11 @@ class CompiledStage(ABC):
         return facts.usual if self.is_idle(call, backend) else self.tuning(call, backend, facts, buffers).chosen
 
     def is_idle(self, call: BoundCall, backend: str) -> bool:
-        """Whether nothing is remembered about the plans for a call, and nothing is measured now."""
+        """Whether there are no records about the plans for a call, and nothing is measured now."""
         return backend == "reference" or self._tuner(backend, call.device).is_idle()
 
     def tuning(self, call: BoundCall, backend: str, facts: CallFacts, buffers: Callable[[bool], Buffers] | None = None) -> Tuning:
-        """What is known about the plans for a call; without `buffers`, nothing is measured."""
+        """The tuning record for a call; without `buffers`, nothing is measured."""
 
         def measurer(copies: bool) -> ProgramMeasurer:
             assert buffers is not None
@@ -276,7 +276,7 @@ class CompiledStage(ABC):
         return made._replace(plan=replace(made.plan, threads=chosen.threads, order=chosen.order), executable=executable)
 
     def built_or(self, call: BoundCall, backend: str, chosen: Candidate, usual: Candidate) -> BuiltProgram:
-        """The program under a plan that was remembered; under the usual one if that is not legal, which is reported."""
+        """The program under a plan from a record; if that plan is not legal, warns and uses the usual one."""
         try:
             return self.built(call, backend, chosen)
         except SerrateError as error:
@@ -331,7 +331,7 @@ class CompiledStage(ABC):
         return tuple(place for symbol, place in self.arguments.symbols.items() if symbol in used)
 
     def _numbers_of(self, program: LoopProgram) -> list[Expr]:
-        """What a program's symbols are, in terms of those of a call."""
+        """A program's symbols, in terms of those of a call."""
         launched = dict(program.launched)
         return [s if s in self.arguments.symbols else launched[s] for s in program.symbols]
 
@@ -353,7 +353,7 @@ class CompiledStage(ABC):
         return ()
 
     def prepare(self, call: BoundCall, built: BuiltProgram, results: tuple[Result, ...] = ()) -> Prepared:
-        """Everything that calls with these offsets and extents run with."""
+        """Prepares the program for calls with these offsets and extents."""
         return self.with_arrays(call, self.sized(call, built), results)
 
     @staticmethod
@@ -408,7 +408,7 @@ class CompiledStage(ABC):
         if not needed and exact == bounds:
             return arguments.shape_reader(bounds)
         bound = arguments.shape_reader(bounds)
-        # Some sizes may be ready before others: in stages that come before what they are computed by.
+        # Sizes may be known in different stages: an early stage runs before the values of later sizes are computed.
         ready = [arguments.shape_reader((size,)) for size in exact]
 
         def read(call: BoundCall) -> tuple[int, ...]:

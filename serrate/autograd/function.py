@@ -1,4 +1,4 @@
-"""A forward and a backward program as one differentiable function of torch.
+"""A forward and a backward program as one `autograd.Function`.
 
 In: a fusion, and which of its inputs require gradients. Out: a binding that records what torch's autograd needs. The backward
 program is compiled when it first runs, once for all lengths, like any other. If gradients of gradients are wanted
@@ -34,7 +34,7 @@ class Differentiable:
         self.pure = backward_of(self._made, results, "inputs")
         self.forward: Any = compiled(forward_of(fusion, self.backward.saved))
         self.inputs = tuple(sorted({*self.backward.inputs, *self.pure.inputs}))
-        """The inputs that are kept for both."""
+        """The inputs that either backward program needs."""
 
     @functools.cached_property
     def backward_program(self) -> Any:
@@ -63,7 +63,7 @@ class Differentiable:
 
 
 class _Recorded:
-    """One call: what it runs, and what its results look like."""
+    """One call: its programs, and the form of its results."""
 
     def __init__(self, owner: Differentiable, binding: Binding, leaves: Leaves, args: list[torch.Tensor]) -> None:
         self.owner, self.binding, self.leaves, self.args = owner, binding, leaves, args

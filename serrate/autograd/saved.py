@@ -1,4 +1,4 @@
-"""Forward and backward programs, and what the one saves for the other.
+"""Forward and backward programs, and the tensors that the forward program saves.
 
 In: a fusion with gradients. Out: the forward program, whose further results are what it saves, and the backward program, which
 takes them, the inputs it needs and the gradients of the results.
@@ -90,7 +90,7 @@ def _names(definition: Definition) -> list[str]:
 
 
 def _is_kept(fusion: Fusion, definition: Definition, save: Save, results: set[str]) -> bool:
-    """Whether what a definition computes is saved if it is needed."""
+    """Whether the results of a definition are saved if they are needed."""
     if save == "inputs" or any(not _can_be_kept(fusion, t) for t in definition.statement.targets):
         return False
     return save == "all" or not isinstance(definition.statement, Store) or not results.isdisjoint(_names(definition))
@@ -109,7 +109,7 @@ def _can_be_kept(fusion: Fusion, tensor: Tensor) -> bool:
 
 
 def _needed(fusion: Fusion, results: Sequence[Tensor], kept: set[str]) -> tuple[set[Tensor], set[str], list[Definition]]:
-    """The memories and arrays that results depend on, and the definitions that compute them; what is kept is not computed."""
+    """The memories and arrays that results depend on, and the definitions that compute them, except those that are kept."""
     needed = {t.memory for t in results}
     arrays = {name for t in results for name in _arrays((*t.logical, *t.storage))}
     live: list[Definition] = []

@@ -36,8 +36,8 @@ def _sum(x: TensorView, out: TensorView, g: TensorView, dim: int) -> TensorView:
 
 
 def _prod(x: TensorView, out: TensorView, g: TensorView, dim: int) -> TensorView:
-    """Sums of g * out from here on, over x. From the first zero on all results are 0; only this element matters to them, as much
-    as they would be with 1 in its place."""
+    """Sums of g * out from each position on, divided by x. From the first zero on, all results are 0 and depend only on that
+    zero; its derivative is the product with 1 in its place."""
     gone = where(eq(x, 0), 1.0, 0.0)
     zeros = cumsum(gone, dim)
     first = logical_and(eq(x, 0), eq(zeros, 1.0))

@@ -1,7 +1,7 @@
 """The transpose of a read: from adjoints at the places that a statement read to the gradient of the tensor it read from.
 
-In: a read, its adjoint as a value, and the domains of the statement. Out: a tensor over the dims that were read. The index of the
-read decides how, dim by dim:
+In: a read, its adjoint as a value, and the domains of the statement. Out: a tensor over the dims that were read. The rule for
+each dim follows from its index:
 
     a domain            the dim itself; domains of the statement that the index lacks are summed over (a broadcast over rows
                         becomes a ragged sum; a dense dim read by rows gets 0 past their ends)
@@ -62,7 +62,8 @@ Index = tuple[IterDomain | Place | None, ...]
 
 @dataclass
 class _Reading:
-    """How one read goes back: the dims of a tensor, and where the adjoints, summed over what the index lacks, are found."""
+    """The transpose of one read: the dims of the tensor, and where to find the adjoints, summed over domains that the index
+    lacks."""
 
     fusion: Fusion
     own: tuple[IterDomain, ...]
@@ -78,7 +79,7 @@ class _Reading:
     shared: list[tuple[IterDomain, IterDomain, int]] = field(default_factory=list)
     """A dim, and the domain of the statement of which as many positions share one of it."""
     scattered: bool = False
-    """Whether a place is none of these."""
+    """Whether a place has none of these forms."""
 
     @property
     def kept(self) -> list[IterDomain]:
@@ -87,7 +88,7 @@ class _Reading:
 
 
 def transposed(fusion: Fusion, read: Read, adjoint: Value, domains: Sequence[IterDomain]) -> tuple[Tensor, TensorView]:
-    """What flows back through a read: the tensor that it goes to, and a tensor over its dims.
+    """The contribution of a read to a gradient: the tensor that receives it, and a tensor over its dims.
 
     `domains` are those of the statement. The tensor is the memory itself if the view only permutes its dims, or adds or removes
     dims of extent 1; else the view.
@@ -184,7 +185,7 @@ def _located(index: Sequence[tuple[IterDomain, IterDomain | Place]]) -> _Located
 
 
 def _sort_out(reading: _Reading, own: IterDomain, place: Place) -> None:
-    """Decides how a place goes back."""
+    """Chooses the rule for a place."""
     inside = {d.uid for d in domains_of((place,)) if not d.is_single}
     free = [d for d in place.domains if d.uid not in reading.plain and all(d.uid != s.uid for _, s, _, _ in reading.solved)]
     if inside <= reading.plain.keys():

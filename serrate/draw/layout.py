@@ -2,10 +2,10 @@
 
 In: boxes with sizes, edges from upper to lower ones. Out: a position for every box and a path for every edge.
 
-Each step is the plainest that does its job: the row of a box is its longest path from the top; an edge over several rows
-gets a free slot in each of them, so that it never runs through a box; boxes in a row are ordered by the middle of their
-neighbours, back and forth a few times; then each is moved towards that middle as far as its neighbours in the row allow.
-Everything is ordered by position in the input, so the same input gives the same picture.
+The steps are simple: the row of a box is its longest path from the top; an edge across several rows gets a free slot in each of
+them, so it never crosses a box; boxes in a row are sorted by the mean position of their neighbours, alternately downwards and
+upwards, a few times; then each moves towards that mean as far as its neighbours in the row allow. Ties are broken by position in
+the input, so the same input gives the same picture.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known about one way to run a program."""
+    """One candidate for running a program."""
 
     name: str
     """The strategy, with options that differ from the usual ones."""
