@@ -44,7 +44,7 @@ class Settings:
     """`CXX`: the C++ compiler; by default g++, then clang++. Part of the cache key."""
 
     tune: str = "first_call"
-    """`SERRATE_TUNE`: when programs are tuned that do not say it themselves: `first_call`, `background` or `never`. Chooses which
+    """`SERRATE_TUNE`: when programs without a `tune=` argument are tuned: `first_call`, `background` or `never`. Affects which
     code is generated."""
 
     effort: str = "quick"

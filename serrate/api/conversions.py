@@ -38,7 +38,7 @@ from serrate.tensor.sync import on_host
 from serrate.tuner.policy import EAGER
 
 SMALLEST = 1 << 20
-"""Below this many bytes on a CPU, torch's indexing is as fast: it is slower per position, but has less overhead. (On a GPU, it
+"""Below this many bytes on a CPU, torch's indexing is as fast: it is slower per position but has less overhead. (On a GPU it
 takes several launches.)"""
 
 
@@ -100,7 +100,7 @@ def _checked_offsets(rows: Rows) -> Tensor:
 
 
 def _positions(total: int, like: Tensor) -> Tensor:
-    """A tensor without elements, which the host knows to have `total` positions."""
+    """A tensor without elements whose structure has `total` positions, known to the host."""
     return torch.empty(total, 0, dtype=torch.uint8, device=like.device)
 
 

@@ -92,7 +92,7 @@ _WRITING = frozenset((*IN_PLACE, "__idiv__", "__setitem__"))
 
 
 class Watching(TorchFunctionMode):
-    """While a function is traced, also traces operations on tensors that are not arguments, so that they run again in every call.
+    """While a function is traced, also traces operations on tensors that are not arguments, so that every call runs them again.
     Tensors created from scratch (`torch.arange(4)`) are the same in every call, and are computed immediately."""
 
     def __init__(self) -> None:

@@ -69,14 +69,14 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (target.lanes_in_order, split_selects),
         # stop loops past the last element; let idle workers exit at once
         (True, functools.partial(end_loops, branches=target.branches)),
-        # a row's own length ends it: drop the length of the longest
+        # drop the length of the longest row where a row's own length is the tighter bound
         (True, row_ends),
         # look up the owner of a grid position in a table; launch grids bounded only by lengths with a host-known bound
         (target.tables, tabulate),
         (target.tables, launch_bounds),
         # clamp values that a caller could still change, so that no access leaves its tensor
         (True, inside),
-        # test conditions that a loop does not change before it
+        # hoist loop-invariant conditions out of loops
         (not target.lanes_in_order, hoist_guards),
         # combine lanes after the loop that reduces them
         (target.factors_blocks, functools.partial(loop_partials, most=target.simple_block)),

@@ -72,7 +72,7 @@ def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand
 
 
 def unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView], TensorView]:
-    """The operation that is one function of the IR, with the dtypes of torch's."""
+    """Makes an operation from one function of the IR, with the dtypes of the torch function."""
 
     def operation(x: TensorView) -> TensorView:
         if isinstance(x, Lifted):
@@ -86,7 +86,7 @@ def unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView
 
 
 def binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand, Operand], TensorView]:
-    """Likewise, of two operands."""
+    """Likewise, for two operands."""
     comparison = name in ("lt", "le", "gt", "ge", "eq", "ne")
 
     def operation(a: Operand, b: Operand) -> TensorView:

@@ -133,7 +133,7 @@ class ViewStructure:
 
 
 def structure_of(x: TensorView) -> ViewStructure:
-    """`jt.structure`: what is known of the rows of a traced tensor."""
+    """`jt.structure` of a traced tensor."""
     _ragged("structure", x)
     return ViewStructure(x)
 

@@ -5,11 +5,11 @@ In: a loop program. Out: the same, with tighter loop bounds:
     serial r < longest:  t sum= x[r]  where r < len[c]      ->   serial r < min(longest, len[c]):  t sum= x[r]  where r < len[c]
     serial r < n:  t sum= x[r]  where k < r + 1             ->   serial r < n - k:  t sum= x[r + k]  where k < r + k + 1
 
-Skipping what does not exist changes nothing: a reduction does not count it, a store does not write it, and a carried value rests
-(`Assign.rests`). A loop continues for a store that is not guarded by the row's length, and for a carried value that something
-else still feeds. If lanes hold several rows, the loop runs to the end of the longest, unless the schedule already bounds it. A
-grid loop ends early only by conditions on its own index. On targets with branches, the other conditions that all stores of a
-worker share are tested once before its body, and so are read conditions that are the same in all lanes.
+Skipping positions that do not exist changes nothing: reductions do not count them, stores do not write them, and carried values
+rest (`Assign.rests`). A loop continues for a store that is not guarded by the row's length, and for a carried value that
+something else still feeds. If lanes hold several rows, the loop runs to the end of the longest, unless the schedule already
+bounds it. Only conditions on its own index end a grid loop early. On targets with branches, other conditions that all stores of
+a worker share are tested once before its body, and so are read conditions that are the same in all lanes.
 """
 
 from __future__ import annotations
