@@ -358,13 +358,13 @@ def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain], *, idempot
     ['i0*5 + i1*3 + i2 < 24']
     """
     indices = Indices(zip(loop, loop_symbols(loop), strict=True))
-    behind = set(indices.known)
+    determined = set(indices.known)
     for domain in logical:
         indices.of(domain)
     found = needed(loop)
     if idempotent:
         found = _without_repeats(logical, loop, found)
-    found += [need for domain in logical for need in _forwards(domain, behind)]
+    found += [need for domain in logical for need in _forwards(domain, determined)]
     # One transform may derive two dims.
     once = {(n.domain.uid, n.lower): n for n in found}.values()
     return tuple(Guard(n.domain, condition(n.domain, indices, n.lower), n.reason) for n in once)

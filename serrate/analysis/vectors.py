@@ -112,7 +112,7 @@ def vector_access(
     if size == 1 or not moving:
         return VectorAccess(True)
     if any(isinstance(at, Place) for at in moving):
-        return VectorAccess(False, "a computed place may be anywhere, for each position of a vector")
+        return VectorAccess(False, "the index is computed, so positions of a vector may not be adjacent in memory")
     try:
         needs, run = _run(vector, size, {at.uid for at in moving if isinstance(at, IterDomain)})
         places = [next(k for k, at in enumerate(index) if isinstance(at, IterDomain) and at.uid == d.uid) for d in run]
@@ -167,8 +167,8 @@ def _run(vector: IterDomain, size: int, ends: set[int]) -> tuple[list[MustDivide
                 needs.append(MustDivide(size, domain.row_start, f"where rows of {domain.name} begin", domain.component))
             domain = made.inputs[0]
         else:
-            how = "is not made of what is accessed" if made is None else f"came of `{made.label}`"
-            raise DomainError(f"the positions of {vector} are not neighbours, because {domain} {how}")
+            how = "is not derived from the accessed dims" if made is None else f"came of `{made.label}`"
+            raise DomainError(f"the positions of {vector} are not adjacent, because {domain} {how}")
         needs.append(_extent(size, domain))
     return needs, [domain]
 

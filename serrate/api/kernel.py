@@ -336,7 +336,7 @@ def kernel(
     for name in others.keys() - {*SETTINGS, *_KNOWN}:
         own = ("backward", "config", "strategy", "jagged_strategy", "static_shapes", "effort", "autotune_effort", "tune")
         known = (*own, *SETTINGS, *_KNOWN)
-        raise CallError(f"serrate.kernel takes no {name}: {choices(name, known)}")
+        raise CallError(f"serrate.kernel has no setting {name}: {choices(name, known)}")
     base = config or Config()
     if not isinstance(base, Config):
         raise CallError(f"config= is a serrate.Config, not a {type(base).__name__}")

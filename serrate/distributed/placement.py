@@ -135,7 +135,9 @@ class PartitionedShard(Placement):
         two."""
         if self.row is not None and self.aligned != aligned:
             wanted, got = ("aligned", "unaligned") if aligned else ("unaligned", "aligned")
-            raise PartitionError(f"the splits {self.row} are of {got} blocks; expected those of {wanted} ones, or the matrix")
+            raise PartitionError(
+                f"the splits {self.row} describe {got} blocks; expected splits of {wanted} blocks, or the matrix"
+            )
         return self
 
     def _replicated(self, local: Tensor, mesh: DeviceMesh, mesh_dim: int, shape: Sequence[int], *, aligned: bool) -> Tensor:

@@ -382,7 +382,7 @@ class _Walk:
         else:
             if chain.name in UNKNOWABLE and chain.name not in function.__globals__:
                 raise TraceError(
-                    f"{function.__name__} uses {chain.name}, so what it reads cannot be known; avoid it in traced functions, or "
+                    f"{function.__name__} uses {chain.name}, so its reads cannot be determined; avoid it in traced functions, or "
                     "call it before"
                 )
             name, names, shown = chain.name, function.__globals__, chain.name

@@ -616,5 +616,5 @@ REDUCTIONS: dict[str, Reduction] = {
 def reduction(name: str) -> Reduction:
     """The reduction of that name."""
     if name not in REDUCTIONS:
-        raise DtypeError(f"no reduction is called {name!r}; there are {', '.join(REDUCTIONS)}")
+        raise DtypeError(f"unknown reduction {name!r}: choose from {', '.join(REDUCTIONS)}")
     return REDUCTIONS[name]

@@ -382,12 +382,12 @@ class TileProgram:
 
     def axis_of(self, domain: IterDomain) -> Axis | None:
         """The axis that a domain belongs to."""
-        behind, pending = {domain.uid}, [domain]
+        ancestors, pending = {domain.uid}, [domain]
         while pending:
             made = pending.pop().definition
             pending += made.inputs if made is not None else ()
-            behind |= {d.uid for d in made.inputs} if made is not None else set()
-        return next((a for a in self.axes if a.looped and a.alias_of is None and a.domain.uid in behind), None)
+            ancestors |= {d.uid for d in made.inputs} if made is not None else set()
+        return next((a for a in self.axes if a.looped and a.alias_of is None and a.domain.uid in ancestors), None)
 
     def with_phases(self, phases: tuple[Phase, ...]) -> TileProgram:
         return replace(self, phases=phases)

@@ -34,9 +34,9 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
     domains += [s.domain for phase in program.phases for s, _ in walk(phase.body) if isinstance(s, Loop)]
     # A loop over all positions finds their rows by search, so rows occur only in values.
     domains += [d for phase in program.phases for leaf in phase.leaves for v in leaf.values for d in domains_in(v)]
-    behind = {node: None for domain in domains for node in traverse(domain)}
+    reachable = {node: None for domain in domains for node in traverse(domain)}
     found: dict[Array, Expr] = {}
-    for node in behind:
+    for node in reachable:
         if isinstance(node, Partition | Spread):
             whole = node.inputs[0] if isinstance(node, Partition) else node.outputs[0]
             extent = settled(whole.extent_expr)
@@ -47,7 +47,7 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
             for array, bound in bounds.items():
                 if is_held(array):
                     found[array] = minimum(found.get(array, bound), bound)
-    for node in behind:
+    for node in reachable:
         if isinstance(node, RaggedIterDomain):
             # Rows without a common extent, such as those of products: their end when they were checked.
             for e in node.length.walk():

@@ -39,7 +39,7 @@ def by_numbers(phase: str, loops: Sequence[IterDomain], place: int, offsets: obj
     for each in (domain, *under):
         if not _is_known(each):
             what = "lengths" if each.is_ragged else "an extent"
-            raise ScheduleError(f"partition: {each} of {phase} has {what} known only when run; {list(flat)} may not end there")
+            raise ScheduleError(f"partition: {each} of {phase} has {what} known only at run time; {list(flat)} may not end there")
     return partition(domain, known, under=under), ((UNDER, outside, *flat) if outside else flat)
 
 

@@ -97,7 +97,7 @@ class Plan:
         made = program
         for step in self.steps:
             if step.primitive not in PRIMITIVES:
-                raise ScheduleError(f"no primitive is called {step.primitive!r}; there are {', '.join(PRIMITIVES)}")
+                raise ScheduleError(f"unknown primitive {step.primitive!r}: choose from {', '.join(PRIMITIVES)}")
             made = PRIMITIVES[step.primitive](made, *step.args)
         if self.short is None or self.most is None:
             return made

@@ -177,7 +177,7 @@ class _Lifting:
                 raise self.refuse(str(error)) from error
         for tensor in self.program.outputs:
             if tensor not in self.results:
-                raise self.refuse(f"nothing that is lifted is stored to {tensor.name}", self.lines.get(tensor.name))
+                raise self.refuse(f"no differentiable statement stores to {tensor.name}", self.lines.get(tensor.name))
         if not self.results:
             raise self.refuse("nothing is stored")
         views, shapes, whole = zip(*self.results.values(), strict=True)

@@ -263,7 +263,7 @@ class _Iteration:
             self._run(loop.body)
             if all(self.kinds[name] == kind for name, kind in before.items()) and first.items() <= self.first.items():
                 return
-        raise NotLifted(f"what {axis} carries is not recognised", None)
+        raise NotLifted(f"the values carried by {axis} are not recognised as reductions", None)
 
     def _require_end(self, loop: Loop, axis: Axis | None) -> None:
         """Raises if the end of a loop inside depends on the tile."""

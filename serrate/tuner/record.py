@@ -134,7 +134,7 @@ def unpacked(content: bytes, source: str = "remembered") -> Tuning:
         whole = json.loads(content)
         body, wanted = whole["tuning"], whole["digest"]
         if _digest(body) != wanted:
-            raise ValueError("it is not what was written")
+            raise ValueError("its digest does not match")
         return tuning_from(body, source)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a record of the tuner: {error}") from error

@@ -111,7 +111,9 @@ class ProgramTuner:
             if known is not None and known is not before:
                 return known
             if not mine:
-                log.warning("%s: others have been measuring it for %.0f s; they are not waited for", self.name, 2 * budget)
+                log.warning(
+                    "%s: another process has been measuring it for %.0f s; continuing without its result", self.name, 2 * budget
+                )
                 return self._unmeasured(bucket, space, near)
             start = time.perf_counter()
             first = near.chosen if near is not None else None

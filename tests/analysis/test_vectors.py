@@ -82,7 +82,7 @@ def test_rows() -> None:
 def test_what_cannot_be_a_vector() -> None:
     d = IterDomain(32)
     outer, inner = split(d, 8)
-    with pytest.raises(DomainError, match=r"positions of .* are not neighbours, because .* came of `split 8`"):
+    with pytest.raises(DomainError, match=r"positions of .* are not adjacent, because .* came of `split 8`"):
         check_vectorized([d], [outer.parallelize(ParallelType.VECTORIZE), inner])
     with pytest.raises(DomainError, match="came of `resize 1, 0`"):
         check_vectorized([d], vectorized(resize(d, 1, 0), 3))

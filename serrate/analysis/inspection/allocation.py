@@ -188,7 +188,7 @@ def _count(domains: Sequence[IterDomain]) -> Expr:
             seen.add(present)
             pending += [new for row in lost for new in _towards(left, row.component)] if lost else [_summed(left, rows)]
     names, owners = ", ".join(map(str, domains)), ", ".join(str(d.component) for d in domains if isinstance(d, RaggedIterDomain))
-    raise DomainError(f"allocation of [{names}]: rows need the dims that pick them beside them, here {owners}")
+    raise DomainError(f"allocation of [{names}]: rows need the dims that select them, here {owners}")
 
 
 def _summed(left: list[IterDomain], rows: list[RaggedIterDomain]) -> list[IterDomain]:
@@ -225,8 +225,8 @@ def _lineage(owner: IterDomain, loops: Sequence[IterDomain], *, merged_inner: bo
     If one of them is out of bounds, `owner` does not exist. That is not true of a merge with `owner` as its inner domain (the
     inner index wraps around), so such merges are included only if `merged_inner`.
     """
-    behind = ancestry(loops)
-    met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}
+    applied = ancestry(loops)
+    met = {d.uid for d in loops} | {d.uid for t in applied for d in t.inputs}
     found, pending = set[int](), [owner]
     while pending:
         domain = pending.pop()
@@ -236,7 +236,7 @@ def _lineage(owner: IterDomain, loops: Sequence[IterDomain], *, merged_inner: bo
     size = 0
     while size != len(found):
         size = len(found)
-        for transform in behind:
+        for transform in applied:
             sources = transform.inputs if merged_inner or not isinstance(transform, Merge) else transform.inputs[:1]
             if any(d.uid in found for d in sources):
                 found |= {d.uid for d in transform.outputs}

@@ -178,7 +178,7 @@ class DomainGraph:
         if domain.uid not in self._domains:
             raise DomainError(f"DomainGraph.{kind}: {domain} is not a domain of this program; pass it in `loops`")
         if kind not in KINDS:
-            raise DomainError(f"DomainGraph.same: there is no map {kind!r}; there are {', '.join(KINDS)}")
+            raise DomainError(f"DomainGraph.same: unknown map {kind!r}: choose from {', '.join(KINDS)}")
         return self._classes[kind].find(domain)
 
     def _group(self, kind: Kind, domain: IterDomain) -> Group:

@@ -99,7 +99,7 @@ def correctness(source: Fusion | TileProgram, tensor: Tensor | TensorView) -> Co
     >>> total = Accumulate((y,), (), reduction("sum"), (read(x, (d,)),), (d,))
     >>> tiles = nest(tuple((part, SERIAL) for part in split(d, 4)), total)
     >>> print(correctness(TileProgram("p", (), (y,), (Phase("y", tiles),)), x))
-    strong, holes hold 0.0: everyone who counts holes counts 0.0 as nothing
+    strong, holes hold 0.0: 0.0 is neutral for every reader that counts holes
       y: sum over d visits the holes of x; 0.0 is its identity
     """
     memory = _as_stored(source, (tensor.tensor if isinstance(tensor, TensorView) else tensor).memory)
@@ -127,18 +127,18 @@ def _decided(tensor: Tensor, readers: tuple[Reader, ...]) -> Correctness:
     if not readers:
         return Correctness(weak, None, f"nobody reads {tensor.name}", readers)
     if not counting:
-        return Correctness(weak, None, f"nobody who reads {tensor.name} counts its holes", readers)
+        return Correctness(weak, None, f"no reader of {tensor.name} counts its holes", readers)
     if tensor.role is Role.INPUT:
         return Correctness(weak, None, f"{tensor.name} is the caller's memory and is not filled; readers mask holes", readers)
     if any(r.fill is None for r in counting):
         unserved = ", ".join(r.name for r in counting if r.fill is None)
-        return Correctness(weak, None, f"no value changes nothing for {unserved}; each reader masks holes for itself", readers)
+        return Correctness(weak, None, f"no value is neutral for {unserved}; each reader masks holes", readers)
     fills = {_spelled(r.fill): r.fill for r in counting}
     if len(fills) > 1:
         wanted = ", ".join(f"{r.name} needs {r.fill}" for r in counting)
-        return Correctness(weak, None, f"{wanted}; no value serves all, so each reader masks holes for itself", readers)
+        return Correctness(weak, None, f"{wanted}; no value suits all readers, so each masks holes", readers)
     fill = counting[0].fill
-    return Correctness(CorrectnessKind.STRONG, fill, f"everyone who counts holes counts {fill} as nothing", readers)
+    return Correctness(CorrectnessKind.STRONG, fill, f"{fill} is neutral for every reader that counts holes", readers)
 
 
 def _spelled(number: Number | None) -> str:
@@ -172,19 +172,19 @@ def _reader(name: str, leaf: Leaf, loops: tuple[IterDomain, ...], tensor: Tensor
     if not past:
         return Reader(name, False, None, "its loops stay inside the elements")
     if not _inside(loops, tensor, visited.keys()):
-        return Reader(name, False, None, f"its loops are not made of the storage of {tensor.name}, so it guards for itself")
+        return Reader(name, False, None, f"its loops are not derived from the storage of {tensor.name}, so it has its own guards")
     if not isinstance(leaf, Accumulate):
-        return Reader(name, False, None, "it stores by address, and nothing is stored where no element is")
+        return Reader(name, False, None, "it stores by address: nothing is stored where no element exists")
     kept = Indices([(d, symbol(f"@{d.uid}")) for d in leaf.index if d is not None])
     counted = [d for d in past if not kept.knows(d)]
     if not counted:
         return Reader(name, False, None, f"it keeps {', '.join(d.name for d in past)}, so holes stay holes in its result")
     what = f"{leaf.reduction} over {', '.join(d.name for d in leaf.over)} visits the holes of {tensor.name}"
     if any(d.uid not in opened for d in counted):
-        return Reader(name, True, None, f"{what}, and goes past them")
+        return Reader(name, True, None, f"{what}, and runs past the allocation")
     fill = _fill(leaf, tensor, {d.uid for d in counted})
     if fill is None:
-        return Reader(name, True, None, f"{what}; whatever they held would count")
+        return Reader(name, True, None, f"{what}; any contents would count")
     return Reader(name, True, fill, f"{what}; {_identity_of(leaf, tensor, fill)}")
 
 
@@ -195,15 +195,15 @@ def _identity_of(leaf: Accumulate, tensor: Tensor, fill: Number) -> str:
 
 def _inside(loops: tuple[IterDomain, ...], tensor: Tensor, guarded: Collection[int]) -> bool:
     """Whether the loops reach every storage domain by going back, and nothing they go through can be out of bounds."""
-    behind = ancestry(loops)
-    met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}
+    transforms = ancestry(loops)
+    met = {d.uid for d in loops} | {d.uid for t in transforms for d in t.inputs}
     if not all(d.uid in met for d in tensor.storage):
         return False
     made_of: set[int] = {d.uid for d in tensor.storage}
     size = 0
     while size != len(made_of):
         size = len(made_of)
-        made_of |= {d.uid for t in behind if any(s.uid in made_of for s in t.inputs) for d in t.outputs}
+        made_of |= {d.uid for t in transforms if any(s.uid in made_of for s in t.inputs) for d in t.outputs}
     return not any(uid in made_of for uid in guarded)
 
 
