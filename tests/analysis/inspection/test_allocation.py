@@ -106,7 +106,7 @@ def test_a_sub_range_is_what_is_stored() -> None:
 
 def test_rows_without_their_component_are_refused() -> None:
     _, r = partition(IterDomain(10), [0, 3, 8, 10])
-    with pytest.raises(DomainError, match="rows need the dims that pick them"):
+    with pytest.raises(DomainError, match="rows need the dims that select them"):
         _ = allocation([r], [r]).elements
     with pytest.raises(DomainError, match="so there are no rows"):
         _ = allocation(split(IterDomain(6), 4)).starts
@@ -119,7 +119,7 @@ def test_a_component_inside_a_merge() -> None:
     whole = allocation([*split(inside, 3), o])
     assert (whole.elements, whole.holes) == (12, 2), "two lanes of 2 + 3 + 1 tiles"
     # Where 4 leaves holes the component is found all the same, with lanes that no tile has: those are not summed.
-    with pytest.raises(DomainError, match="rows need the dims that pick them"):
+    with pytest.raises(DomainError, match="rows need the dims that select them"):
         _ = allocation([*split(inside, 4), o]).elements
 
 

@@ -109,7 +109,7 @@ def test_loops_made_in_another_way_guard_for_themselves() -> None:
     x = blocked()
     found = correctness(program(total("y", "sum", read(x, (D,))), loops=split(D, 5)), x)
     assert found.kind is WEAK
-    assert "guards for itself" in str(found)
+    assert "has its own guards" in str(found)
 
 
 def test_loops_made_of_the_storage_may_be_split_further() -> None:
