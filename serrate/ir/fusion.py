@@ -118,7 +118,7 @@ class PositionInside:
 
 @dataclass(frozen=True)
 class IndicesInside:
-    """A check that the program makes itself: the indices given to a torch indexing operator must be in range.
+    """A check inside the program: indices of a torch indexing operator must be in range.
 
     `found` is a scalar: one of the indices out of range, or `NOTHING`. Only the engine sees this result.
     """
@@ -183,7 +183,7 @@ class Fusion:
     name: str = "fusion"
     inputs: list[TensorView] = field(default_factory=list)
     seeds: list[TensorView] = field(default_factory=list)
-    """The last of the inputs, which a caller does not give: every call draws them from torch's generator."""
+    """The last inputs, which callers do not pass: every call draws them from torch's generator."""
     outputs: list[TensorView] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
