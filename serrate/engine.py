@@ -120,13 +120,13 @@ class BuiltProgram(NamedTuple):
     allocated: tuple[Tensor, ...]
     """Outputs, and then scratch."""
     outputs: int
-    """How many of these are outputs."""
+    """The number of outputs among these."""
     private: tuple[Tensor, ...]
     """Private rows, one per thread."""
     shapes: tuple[ShapeReader, ...]
-    """Those of the allocated tensors, as functions of a call."""
+    """The shapes of the allocated tensors, as functions of a call."""
     rows: tuple[ShapeReader, ...]
-    """Those of private rows."""
+    """The shapes of private rows, as functions of a call."""
     arrays: Callable[[BoundCall], tuple[InMemory, ...]]
     numbers: Callable[[BoundCall], tuple[int, ...]]
     """The program's arrays and symbols, as functions of a call."""
@@ -160,7 +160,7 @@ class CallFacts(NamedTuple):
     statistics: Callable[[], tuple[RowStatistics | None, float | None]]
     """Statistics of the rows, as far as the host knows them, and the standard deviation of their lengths over the mean."""
     why: str
-    """Why the usual choice is made."""
+    """The reason for the usual choice."""
 
 
 class CompiledStage(ABC):

@@ -238,7 +238,7 @@ def _scores(value: Value, keys: IterDomain) -> _Scores | None:
 
 
 def _normalisation(largest: Value, total: Value) -> Value:
-    """What sums of weighted values are scaled by: 0 if nothing was seen, NaN if the maximum is infinite."""
+    """The scale of sums of weighted values: 0 if no key is visible, NaN if the maximum is infinite."""
     dtype = total.dtype
     undefined = call("sub", largest, largest, dtype=dtype)
     nothing = call("eq", total, constant(0, dtype), dtype=torch.bool)

@@ -280,7 +280,7 @@ class DifferentiableKernel(Kernel):
     ) -> None:
         super().__init__(function, config, asked, policy)
         self.backward = backward
-        """What computes the gradients."""
+        """The function that computes the gradients."""
         self._pair = KernelPair(function.__name__, super().__call__, function, backward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

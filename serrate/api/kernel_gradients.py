@@ -250,7 +250,7 @@ class BackwardProgram:
 
     @property
     def program(self) -> Any:
-        """What runs."""
+        """The recorded loop that runs."""
         return self._usual if self.strategy is None else self._named
 
     def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ Apply = Callable[[Tensor, Tensor], Tensor | None]
 
 
 class Lookup:
-    """Which rows of a table a call read, and how it pooled them. `pool` is the eager `embedding_bag`."""
+    """The rows of a table that a call read, and how it pooled them. `pool` is the eager `embedding_bag`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Lookup:
         return rows, found
 
     def _sizes(self, bags: Tensor) -> Tensor:
-        """How many indices of each bag count."""
+        """The number of indices of each bag that count."""
         assert self._lengths is not None
         if self._padding is None:
             return self._lengths

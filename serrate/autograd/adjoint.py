@@ -213,7 +213,7 @@ def _side_dtype(statement: Accumulate, value: Value) -> torch.dtype | None:
 
 
 def _written_at(domains: Sequence[IterDomain], index: Index) -> Places:
-    """Where a write goes, in terms of the domains it runs over: a block permutation runs over the rows in their old order."""
+    """The index of a write in terms of the domains it runs over: a block permutation runs over the rows in their old order."""
     own = {d.uid for d in domains}
     if all(at is None or at.uid in own for at in index):
         return index

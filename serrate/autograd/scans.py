@@ -80,7 +80,7 @@ def _given(statement: Library) -> Tensor:
 
 
 def _chosen(stored: int, statement: Library, g: TensorView) -> TensorView:
-    """Of elements chosen along a dim; its number in the order of memory is one of the options."""
+    """The gradient of elements selected along a dim; the dim's number in memory order is one of the options."""
     x, at = _given(statement), statement.options[stored]
     assert isinstance(at, int)
     along = storage_of(x.logical)[at].uid
@@ -88,7 +88,7 @@ def _chosen(stored: int, statement: Library, g: TensorView) -> TensorView:
 
 
 def _sorted_rows(statement: Library, g: TensorView) -> TensorView:
-    """Of rows, along the last dim of the second argument."""
+    """The gradient of rows sorted along the last dim of the second argument."""
     within = statement.values[1]
     assert isinstance(within, Read)
     along = within.tensor.logical[-1].uid
@@ -96,7 +96,7 @@ def _sorted_rows(statement: Library, g: TensorView) -> TensorView:
 
 
 def _sorted_lines(statement: Library, g: TensorView) -> TensorView:
-    """Of elements of different rows, along the dim whose positions the second argument holds."""
+    """The gradient of elements sorted across rows, along the dim whose positions the second argument holds."""
     along = statement.values[1]
     assert isinstance(along, Read)
     made = g.fusion.definition_of(along.tensor)

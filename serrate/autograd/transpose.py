@@ -69,7 +69,7 @@ class _Reading:
     own: tuple[IterDomain, ...]
     """The dims of the tensor, except those of extent 1."""
     index: tuple[IterDomain | Place, ...]
-    """Where each of them is read."""
+    """The domain at which each of these dims is read."""
     plain: dict[int, tuple[IterDomain, IterDomain]] = field(default_factory=dict)
     """uid of a domain of the statement -> that domain, and the dim it indexes."""
     solved: list[tuple[IterDomain, IterDomain, Expr, int]] = field(default_factory=list)

@@ -39,7 +39,7 @@ _DTYPES = {crc32(str(each).encode()): each for each in vars(torch).values() if i
 
 @dataclass(frozen=True)
 class Header:
-    """What ranks must agree on before data moves. Each field is one int64 of the message."""
+    """The facts on which ranks must agree before data moves. Each field is one int64 of the message."""
 
     partitions: int
     owners: int

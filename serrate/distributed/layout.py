@@ -58,7 +58,7 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """What one rank sends and receives to go from unaligned to aligned; the way back swaps `send` and `receive`."""
+    """The messages of one rank from unaligned to aligned; the inverse swaps `send` and `receive`."""
 
     send: tuple[int, ...]
     """Positions for each rank."""

@@ -99,7 +99,7 @@ class Watching(TorchFunctionMode):
         super().__init__()
         self.made: dict[int, torch.Tensor] = {}
         self.overwritten: dict[int, torch.Tensor] = {}
-        """Those into which traced tensors were written: their contents are known only at run time."""
+        """Tensors into which traced tensors were written: their contents are known only at run time."""
         self.paused = False
         """Whether the current operation was not issued by the traced function."""
 

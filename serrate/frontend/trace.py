@@ -51,7 +51,7 @@ class TracedFunction:
     sizes: Pattern = ()
     """The sizes of the other inputs, flattened; None where they may vary from call to call."""
     fixed: frozenset[int] = frozenset()
-    """Those of the latter whose value the function used: the trace is specialised to them."""
+    """The sizes among these whose value the function used: the trace is specialised to them."""
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ COSTLY = frozenset(
 
 
 class Role(Enum):
-    """Where a tensor lives."""
+    """The kind of memory of a tensor."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -466,7 +466,7 @@ def carried_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def rounding_of(value: Value) -> Value | None:
-    """What a value rounds to 16 bits; None if it is not a rounding.
+    """The operand of a rounding to 16 bits; None if a value is not one.
 
     >>> x = argument("x", torch.float32)
     >>> print(rounding_of(call("cast", x, dtype=torch.bfloat16)), rounding_of(x))

@@ -52,7 +52,7 @@ Sizes: TypeAlias = Any
 
 
 def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | None = None, *, block_size: Sizes = None) -> Any:
-    """What a loop over tiles runs over: `hl.tile(n)`, `hl.tile(begin, end)`, or several dims at once.
+    """The range of a loop over tiles: `hl.tile(n)`, `hl.tile(begin, end)`, or several dims at once.
 
     >>> import serrate
     >>> import serrate.language as hl
@@ -71,7 +71,7 @@ def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | N
 
 
 def grid(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | None = None, step: Any = None) -> Any:
-    """What a loop over single positions runs over: plain numbers, or tuples of them."""
+    """The range of a loop over single positions, which are plain numbers or tuples of them."""
     return current("hl.grid").ranges("hl.grid", begin_or_end, end, step, step=True)
 
 

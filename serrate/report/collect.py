@@ -169,7 +169,7 @@ def _note_conditions(body: Iterable[Node], kept: dict[tuple[str, str], None]) ->
 
 
 def _reason(guard: Less) -> str:
-    """Why a kernel's condition is checked."""
+    """The reason for a condition of a kernel."""
     if any(isinstance(e, Element) for side in (guard.left, guard.right) for e in side.walk()):
         return "rows differ in length, and are not whole tiles"
     return "tiles may reach past the end"

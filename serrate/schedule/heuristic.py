@@ -23,7 +23,7 @@ from serrate.schedule.target import Target, power_of_two_at_least
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What is known about the rows of a call; `longest` is None if it is unknown. A component of a product counts as one row."""
+    """Statistics of the rows of a call; `longest` is None if it is unknown. A component of a product counts as one row."""
 
     count: int
     total: int
@@ -114,7 +114,7 @@ exponential and Zipf: sums 59, 52 and 46 (64 rows: 56, 54 and 40), softmax 45, 4
 
 
 class Choice(NamedTuple):
-    """What is chosen without measuring."""
+    """The choice that is made without measuring."""
 
     strategy: str
     options: dict[str, int]
@@ -178,11 +178,11 @@ def choose(
 
 
 WHY_PRODUCTS = "blocks of the matrix products of all rows occupy all workers"
-"""Why a GPU takes pieces of rows for matrix products."""
+"""The reason for cutting rows for matrix products on a GPU."""
 
 
 def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool) -> str:
-    """Why many workers take pieces of rows; empty if they take whole rows."""
+    """The reason for cutting rows if there are many workers; empty if rows stay whole."""
     if product:
         return WHY_PRODUCTS
     if rows.longest is None:

@@ -74,7 +74,7 @@ class Plan:
     stages: int = 1
     """Blocks of a row that a GPU program keeps in flight."""
     reasons: tuple[str, ...] = ()
-    """Why the plan is as it is; shown by `explain`."""
+    """The reasons for the plan; shown by `explain`."""
     short: Plan | None = None
     """The plan for short rows, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None

@@ -14,7 +14,7 @@ from serrate.schedule.target import Target
 
 @dataclass(frozen=True)
 class RowWork:
-    """What a program does with its rows."""
+    """Facts about a program's use of its rows."""
 
     carried: Carried
     """What a worker carries from one block of a row to the next."""

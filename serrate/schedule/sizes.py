@@ -88,7 +88,7 @@ class MatrixProduct(NamedTuple):
 
 
 class AxisUse:
-    """What a program does with its axes."""
+    """The uses of a program's axes."""
 
     def __init__(self, program: TileProgram, phase: Phase) -> None:
         self.components: set[Symbol] = set()

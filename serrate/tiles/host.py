@@ -190,11 +190,11 @@ class CompiledKernel:
         return [program.variant(items) for program, items in self._asked(args, kwargs)]
 
     def facts(self, *args: Any, **kwargs: Any) -> list[StageFacts]:
-        """What `explain` reads, for every device loop."""
+        """The facts that `explain` reports for every device loop."""
         return [program.facts(items) for program, items in self._asked(args, kwargs)]
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
-        """What is known about the plans of the device loops for these arguments; nothing is measured."""
+        """The tuning records of the device loops for these arguments; nothing is measured."""
         found = [known for program, items in self._asked(args, kwargs) if (known := program.known(items)) is not None]
         return [*([self.host.tuning(args, kwargs, measure=False)] if isinstance(self.host, TunableHost) else []), *found]
 

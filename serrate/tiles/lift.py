@@ -128,7 +128,7 @@ class _Lifting:
     sources: list[Source] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
     blocks: dict[str, Value | tuple[Tensor, tuple[Symbol, ...]]] = field(default_factory=dict)
-    """What each private block holds: a number, or a tensor over these axes."""
+    """The contents of each private block: a number, or a tensor over these axes."""
     locals: dict[str, Local] = field(default_factory=dict)
     shapes: dict[str, tuple[Symbol, ...]] = field(default_factory=dict)
     """The axes of each private block."""
@@ -138,7 +138,7 @@ class _Lifting:
     around: tuple[Symbol, ...] = ()
     """The axes of the loops around a statement that run over single positions: they are not lanes, and count like those."""
     line: Line = None
-    """Of the statement that is being lifted, if it is known."""
+    """The line of the statement that is being lifted, if known."""
 
     def __post_init__(self) -> None:
         self.fusion = Fusion(self.program.name)
@@ -435,7 +435,7 @@ class _Lifting:
         return None
 
     def _count(self, value: Existing) -> Value:
-        """How many positions exist: a sum of ones, or the size of a domain. Of a single position, it is whether that exists."""
+        """The number of positions that exist: a sum of ones, or the size of a domain; for a single position, 1 or 0."""
         over = tuple(lane.symbol for lane in value.lanes if self.axes[lane.symbol].block != 1)
         tests = self.conditions(value.guard)
         one = constant(1, torch.int64)

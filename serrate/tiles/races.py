@@ -122,7 +122,7 @@ class _LaneDependence:
         return None
 
     def _joined(self, parts: Sequence[list[Condition] | None]) -> list[Condition] | None:
-        """Of several addends, one that differs in every lane is enough."""
+        """One addend that differs in every lane is enough."""
         found = [p for p in parts if p is not None]
         if not found or [] in found:
             return [] if found else None

@@ -134,7 +134,7 @@ def nothing() -> None:
 
 
 class ObjectSnapshot:
-    """What a trace read of some objects; as long as it is unchanged, the same program serves them."""
+    """The contents of objects that a trace has read; the program is valid as long as they are unchanged."""
 
     def __init__(self, objects: Sequence[Any], names: frozenset[str], number: int) -> None:
         self.number = number

@@ -37,7 +37,7 @@ NUMBERS = "(numbers)"
 can choose."""
 CONTAINERS = frozenset({tuple, list, dict})
 LEAVES = (torch.Tensor, JaggedTensor, float)
-"""What a binding of a loop reads at every call."""
+"""The values that a binding of a loop reads at every call."""
 
 
 class Fixed(int):

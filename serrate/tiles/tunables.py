@@ -53,7 +53,7 @@ class TunableSpace(Space):
     """Values of tunables, by their number: one tunable at a time."""
 
     counts: tuple[tuple[str, int], ...] = ()
-    """How many values each has."""
+    """The number of values of each tunable."""
 
     def openings(self, hints: Hints = NO_HINTS) -> list[Candidate]:
         return [self.usual]
@@ -96,7 +96,7 @@ class TunableHost:
         return {name: self._registered[name].values[k] for name, k in candidate.lanes}
 
     def tuning(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, measure: bool) -> Tuning:
-        """What is known about the values for these arguments."""
+        """The tuning record for these arguments."""
         leaves = leaves_of(args, kwargs)
         bucket, tuner = self._bucket(leaves), self._tuner(leaves)
         if not measure or tuner.is_idle():

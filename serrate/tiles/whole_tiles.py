@@ -34,7 +34,7 @@ Update = Assign | Reduce | Dot
 
 
 class NotLifted(Exception):
-    """What keeps a loop from being a fusion, and its line, if that is known."""
+    """The reason why a loop cannot become a fusion, and its line, if known."""
 
     def __init__(self, reason: str, line: Line) -> None:
         super().__init__(reason)
@@ -181,7 +181,7 @@ INFINITY = float("inf")
 
 
 class Kind(NamedTuple):
-    """What is known about a value in one iteration of a loop."""
+    """The facts about a value in one iteration of a loop."""
 
     what: str
     of: str = ""
@@ -320,7 +320,7 @@ class _Iteration:
         return value.what == wanted and value.top == now.top and value.at == now.at
 
     def _reduced(self, node: Reduce | Dot, value: Kind, operator: str) -> Kind:
-        """What a private block of the iteration holds after a reduction into it."""
+        """The facts about a private block of the iteration after a reduction into it."""
         name, now = node.local.name, self.kinds[node.local.name]
         guard = self._guard(node.guard)
         if guard != PLAIN:

@@ -62,7 +62,7 @@ class ProgramKey:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is known about the plans of a program for one bucket of calls."""
+    """The result of tuning a program for one bucket of calls."""
 
     program: str
     """The name of the program."""

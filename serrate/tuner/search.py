@@ -36,7 +36,7 @@ class Unfit(Exception):
 
 
 def reason_of(error: Exception) -> str:
-    """Why a candidate cannot run: the message of an error that is meant to be read, and the first line of any other."""
+    """The reason why a candidate cannot run: the whole message of a `SerrateError`, the first line of any other error."""
     return str(error) if isinstance(error, SerrateError) else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -62,10 +62,10 @@ class Tried:
 
     candidate: Candidate
     seconds: float | None
-    """Of one run; None if it was not timed."""
+    """The time of one run; None if it was not timed."""
     samples: int = 0
     reason: str = ""
-    """Why it was not timed, or not to the end."""
+    """The reason why it was not timed, or was dropped."""
 
 
 @dataclass

@@ -338,7 +338,7 @@ def _positions(domain: IterDomain) -> Expr:
 
 @dataclass
 class _Program:
-    """What a program says about its domains."""
+    """The facts that a program states about its domains."""
 
     domains: list[IterDomain]
     leaves: list[Leaf]

@@ -44,7 +44,7 @@ Number = float | int | bool
 
 
 class CorrectnessKind(Enum):
-    """What holes contain."""
+    """The contents of holes."""
 
     WEAK = "weak"
     """Anything: no reader counts them."""
@@ -60,7 +60,7 @@ class Reader:
     counts: bool
     """Whether it would count the contents of holes."""
     fill: Number | None
-    """What holes must contain so that it needs no mask; None if no value works, or if it does not matter."""
+    """The fill value with which it needs no mask; None if there is none, or if it is irrelevant."""
     why: str
 
 
@@ -211,7 +211,7 @@ def _inside(loops: tuple[IterDomain, ...], tensor: Tensor, guarded: Collection[i
 
 
 def _fill(leaf: Accumulate, tensor: Tensor, holes: set[int]) -> Number | None:
-    """What the tensor's holes must contain so that accumulating a hole changes nothing."""
+    """The fill value that is neutral when a hole is accumulated."""
     if leaf.merge:
         # Whole states are combined: an empty one in every place, each tensor holding its own part of it.
         states = [k for k, value in enumerate(leaf.values) if _is_read(value, tensor)]

@@ -38,7 +38,7 @@ class IndexPrinter:
         self.last: dict[Symbol, int] = {}
         """The last value of all that is counted in 32 bits: lanes, and loops whose extent is a number."""
         self.multiplied: set[Symbol] = set()
-        """What addresses multiply."""
+        """The symbols that are multiplied in addresses."""
         self.compared: dict[Lane, str] = {}
         """Lanes that masks compare, and the names of the same lanes of the next block."""
         self.variables: dict[Symbol, str] = {}
@@ -122,7 +122,7 @@ class IndexPrinter:
 
     @contextlib.contextmanager
     def inside(self, guard: Guard) -> Iterator[None]:
-        """What is printed here runs only where these conditions, which have no lanes, hold."""
+        """A context for code that runs only where these conditions, which have no lanes, hold."""
         before, self.entered = self.entered, self.entered | set(guard)
         yield
         self.entered = before

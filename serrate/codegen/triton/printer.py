@@ -312,7 +312,7 @@ class _TritonPrinter(ValuePrinter):
             self._block(node)
 
     def _range(self, node: For, extent: str) -> str:
-        """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
+        """The range of a loop; loads of blocks that only a reduction needs are kept in flight."""
         if node.brief:
             return f"tl.range(0, {extent}, num_stages=1)"
         stages = min(self.stages, IN_FLIGHT // max(bytes_of(node.body), 1))

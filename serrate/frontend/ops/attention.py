@@ -184,7 +184,7 @@ def _masked(scores: TensorView, mask: TensorView) -> TensorView:
 
 
 def _seen(queries: IterDomain, keys: IterDomain, is_causal: bool | Corner, window: int | None) -> Value | None:
-    """Which keys a query sees, by index; None for all."""
+    """The condition under which a query sees a key, by index; None if it sees all."""
     if not is_causal and window is None:
         return None
     place, number = position(queries), position(keys)

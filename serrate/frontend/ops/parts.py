@@ -89,7 +89,7 @@ class ViewStructure:
 
     @property
     def levels(self) -> int:
-        """How many ragged dims there are."""
+        """The number of ragged dims."""
         return len(self._rows)
 
     @property
@@ -102,7 +102,7 @@ class ViewStructure:
         return _lengths(self._view, self._level(level))
 
     def num_rows(self, level: int = -1) -> Size | int:
-        """How many rows a level has."""
+        """The number of rows of a level."""
         count = self._level(level).component.extent_expr
         return Size(count, self._view.fusion) if count.value is None else count.value
 

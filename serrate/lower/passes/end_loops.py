@@ -140,7 +140,7 @@ class _Ending:
 
 
 class _Own:
-    """What statements introduce: loops, names and private blocks, none of which is defined before them."""
+    """The loop indices, names and private blocks that statements define."""
 
     def __init__(self, body: Body) -> None:
         self.symbols = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
@@ -152,7 +152,7 @@ class _Own:
 
 
 class _End:
-    """Where a loop can end, if that is known: the first position past which nothing exists; and where it can start.
+    """The end of a loop, if known: the first position past which nothing exists; and its start.
 
     Also the statements that compute it, the conditions under which these are safe, and the conditions that the new bound
     implies. With `alone`, only conditions without inner loops and lanes count.

@@ -49,7 +49,7 @@ from serrate.lower.passes.common import Body, effects, inward, kept, per_kernel
 from serrate.lower.shifts import is_shift
 
 HEAD = 16
-"""How many positions at the start of a row's block the guess is the maximum of."""
+"""The guess is the maximum of this many positions at the start of a row's block."""
 POWERS = ("exp_diff", "exp_below")
 """Functions that compute e^(x - m) for x <= m."""
 

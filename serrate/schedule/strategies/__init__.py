@@ -21,7 +21,7 @@ from serrate.schedule.target import Target
 Strategy = Callable[..., Plan]
 
 SCHEDULES: dict[str, Strategy] = {"maskless": maskless, "masked": masked, "persistent_dynamic": persistent_dynamic}
-"""Those that arrange loops, and serve every program."""
+"""The strategies that arrange loops, and apply to every program."""
 STRATEGIES: dict[str, Strategy] = {**SCHEDULES, LIBRARY: library}
 NAMED = {"call": FUNCTIONS}
 """Options that are names, and what they may be; all others are numbers."""

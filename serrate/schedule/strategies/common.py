@@ -107,7 +107,7 @@ def shapes(program: TileProgram) -> list[Shape]:
 
 
 def row_work(shapes: Sequence[Shape]) -> RowWork:
-    """What the phases of a fusion do with rows."""
+    """The row work of the phases of a fusion."""
     reducing = [s for s in shapes if s.reduces_rows]
     statistics = [s for s in reducing if not _is_simple(s.leaf)]
     carried: Carried = "statistics" if statistics else "sums" if reducing else "nothing"
@@ -116,7 +116,7 @@ def row_work(shapes: Sequence[Shape]) -> RowWork:
 
 
 def work_of(program: TileProgram) -> RowWork:
-    """What a program does with rows."""
+    """The row work of a program."""
     return kernel_work(program) if program.axes else row_work(shapes(program))
 
 
@@ -434,7 +434,7 @@ def _is_blocked(phase: Phase) -> bool:
 
 
 def _grid_depth(phase: Phase) -> int:
-    """How many grid loops are around each other."""
+    """The number of nested grid loops."""
     return max((sum(loop.kind is GRID for loop in around) for _, around in walk(phase.body)), default=1)
 
 
@@ -443,7 +443,7 @@ PhaseBlocks = tuple[tuple[str, int | None], ...]
 
 
 class RowLoops(Protocol):
-    """What distinguishes strategies: how the loops over components and rows are arranged."""
+    """The interface of a strategy: how it arranges the loops over components and rows."""
 
     @property
     def tile(self) -> int | None:
