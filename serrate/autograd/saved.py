@@ -21,7 +21,7 @@ from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Symbol
 from serrate.ir.fusion import Definition, Equal, Fusion
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Store
 from serrate.ir.traversal import traverse

@@ -27,10 +27,10 @@ from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Environment, Expr, Symbol, as_expr, symbol
 from serrate.ir.hooks import installed
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.same import structure_key
 from serrate.ir.storage import storage_of
+from serrate.ir.structural_key import structure_key
 from serrate.ir.tile import Accumulate, Leaf, Library, Scan, Store
 from serrate.ir.traversal import traverse
 from serrate.ir.values import Role, Tensor

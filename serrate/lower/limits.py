@@ -1,6 +1,6 @@
 """Limits: upper bounds of the elements of a program's arrays, derived from the extents that contain their rows.
 
-In: a scheduled tile program. Out: a limit for each array that a caller holds. `passes/inside.py` clamps reads to it.
+In: a scheduled tile program. Out: a limit for each array that a caller holds. `passes/keep_in_bounds.py` clamps reads to it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from serrate.lower.passes.factor_operands import factor_operands
 from serrate.lower.passes.gathers import gathers
 from serrate.lower.passes.guess_maxima import guess_maxima
 from serrate.lower.passes.hoist_guards import hoist_guards
-from serrate.lower.passes.inside import inside
+from serrate.lower.passes.keep_in_bounds import keep_in_bounds
 from serrate.lower.passes.lane_partials import lane_partials
 from serrate.lower.passes.launch_bounds import launch_bounds
 from serrate.lower.passes.long_sums import long_sums
@@ -75,7 +75,7 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (target.tables, tabulate),
         (target.tables, launch_bounds),
         # clamp values that a caller could still change, so that no access leaves its tensor
-        (True, inside),
+        (True, keep_in_bounds),
         # hoist loop-invariant conditions out of loops
         (not target.lanes_in_order, hoist_guards),
         # combine lanes after the loop that reduces them

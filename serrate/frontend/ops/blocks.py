@@ -15,7 +15,7 @@ from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, maximum
 from serrate.ir.fusion import Equal
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.ragged_transforms import regroup as domain_regroup
 from serrate.ir.recipes import RunningSum

@@ -15,7 +15,7 @@ from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set, viewed
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import IterDomain
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.storage import storage_of
 from serrate.ir.values import Place, Tensor, call, computed, constant, index_of
