@@ -61,7 +61,7 @@ def test_the_passes_of_a_fusion_can_be_printed(shown: Callable[[], list[str]]) -
     assert next(iter(printed)) == "totals, as it is made"
     # Each as often as it changes something, in the order of the list.
     assert [t for t in printed if "after" in t] == [
-        f"totals, after {name}" for name in ("inside", "name_indices", "strip_mine", "long_sums")
+        f"totals, after {name}" for name in ("keep_in_bounds", "name_indices", "strip_mine", "long_sums")
     ]
     assert "T1[c0]" in printed["totals, as it is made"] and "clamp(T1[c0], n0)" in printed["totals, after inside"]
     assert "T1_c0 := clamp(T1[c0], n0)" in printed["totals, after name_indices"]

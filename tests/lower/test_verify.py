@@ -182,7 +182,7 @@ def test_a_pass_that_breaks_a_program_is_noticed(target: object, monkeypatch: py
         kernels = tuple(replace(k, body=without(k.body)) for k in program.kernels)
         return replace(program, kernels=kernels)
 
-    monkeypatch.setattr(pipeline, "inside", forgets)
+    monkeypatch.setattr(pipeline, "keep_in_bounds", forgets)
     with pytest.raises(VerificationError, match="is used before it is declared"):
         pipeline.lower(scheduled, "f", (), target)  # type: ignore[arg-type]
 

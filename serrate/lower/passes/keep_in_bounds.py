@@ -4,8 +4,8 @@ In: a loop program, and upper bounds for the elements of its arrays. Out: the sa
 that could still leave its tensor is guarded.
 
 Offsets are checked before a program runs, but later writes can go unnoticed: through NumPy memory, through `.data`, in inference
-mode. So memory safety relies only on data that the runtime owns: extents, and derived arrays, which it allocates itself. If offsets
-change later, rows are wrong, but no access is out of bounds.
+mode. So memory safety relies only on data that the runtime owns: extents, and derived arrays, which it allocates itself. If
+offsets change later, rows are wrong, but no access is out of bounds.
 
     T1[c]       ->   clamp(T1[c], n0)           T1 has the offsets of rows in n0 positions
     T3[c]       ->   clamp(T3[c], n0 - T1[c])   T1 has the starts of rows in n0 positions, T3 their lengths
