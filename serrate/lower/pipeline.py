@@ -127,7 +127,7 @@ def optimised(program: LoopProgram, target: Target) -> LoopProgram:
     shown = log.isEnabledFor(logging.DEBUG)
     before = str(program) if shown else ""
     if shown:
-        log.debug("%s, as it is made\n%s", program.name, before)
+        log.debug("%s, before all passes\n%s", program.name, before)
     for name, each in passes(target):
         made = each(program)
         if made is program:
