@@ -157,7 +157,7 @@ def _pack_program(
 
 @functools.cache
 def _gather_program(dtype: torch.dtype, before: bool, after: int, starts: torch.dtype, offsets: torch.dtype) -> Compiled:
-    """Packed rows, given by their offsets, each position of which is read where its run says."""
+    """Packed rows, given by their offsets; each position is read from its run."""
     with Fusion("gather_runs") as fusion:
         values = fusion.input([None] * (1 + before) + [after] * (after > 1), dtype)
         first = fusion.input((None,), starts)
@@ -169,7 +169,7 @@ def _gather_program(dtype: torch.dtype, before: bool, after: int, starts: torch.
 
 @functools.cache
 def _unpad_program(dtype: torch.dtype, before: bool, after: int, offsets: torch.dtype) -> Compiled:
-    """Packed rows, given by their offsets, each position of which is read from its place in the padded row."""
+    """Packed rows, given by their offsets; each position is read from its place in the padded row."""
     with Fusion("unpad_rows") as fusion:
         padded = fusion.input([None] * (2 + before) + [after] * (after > 1), dtype)
         component, row = _packed_rows(fusion, offsets)

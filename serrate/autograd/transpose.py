@@ -165,7 +165,7 @@ class _Located:
 
 
 def _located(index: Sequence[tuple[IterDomain, IterDomain | Place]]) -> _Located:
-    """The index of each dim; places outside become those of some element, which exists."""
+    """The index of each dim; places out of bounds are replaced by the place of an existing element."""
     found = _Located()
     for own, at in index:
         new = (at,) if isinstance(at, IterDomain) else at.domains
@@ -248,7 +248,7 @@ def _in_steps(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept:
 
 
 def _gathered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) -> TensorView:
-    """The gradient where every element of the tensor knows which positions of the statement read it."""
+    """The gradient if the index of an element determines which positions of the statement read it."""
     kept = reading.kept
     direct = not (reading.solved or reading.pinned or reading.shared)
     total = summed(reading.fusion, adjoint, domains, kept, reading.own if direct and _alike(reading) else None)
@@ -321,7 +321,7 @@ def _scattered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain])
     stored = storage_of(own[:keyed])
     count = reduce(lambda a, b: a * b, (d.extent_expr for d in stored))
     keys = pulled(fusion, torch.int64, first, _key(own[:keyed], reading.index[:keyed], stored, count))
-    # The last group is of positions that read nothing.
+    # The last group contains positions that read nothing.
     offsets, order = group_by(_flat(keys, len(first)), count + 1)
     sums = summed_over(as_nested(indexed(_flat(total, len(first)), order), offsets), 1)
     here = Indices([(d, index_of(d)) for d in own[:keyed]])

@@ -167,7 +167,7 @@ def several(pieces: IterDomain, most: int) -> RaggedIterDomain:
     if not isinstance(pieces, RaggedIterDomain) or cut is None or size is None:
         raise ScheduleError(f"{pieces} are not pieces of rows")
     long = minimum(maximum(cut.inputs[0].row_length - most, 0), 1)
-    # A row has at most one piece that it does not fill, and there are not many rows of more than `most` positions.
+    # A row has at most one partial piece, and the number of rows with more than `most` positions is bounded.
     bound = cut.inputs[0].host_bound
     return within_row(pieces.component, pieces, long * pieces.length, bound // size + bound // (most + 1))
 

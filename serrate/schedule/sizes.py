@@ -67,7 +67,7 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
         chosen[axis] = _fixed(axis) or 0
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.components:
-            # Matrix units multiply blocks of two dims: rows beside them would make the product one of plain numbers.
+            # Matrix units multiply 2-D blocks: with rows as another dim, the product could not use them.
             alone = axis.position in facts.batches and target.least_matmul > 1
             chosen[axis] = 1 if alone else Sized(rows, f"{rows} rows are processed together, as lanes")
     _products(program.axes, chosen, facts, target)

@@ -95,7 +95,7 @@ class LoopPrograms:
         self._decided: set[Path] = set()
 
     def find(self, form: Key, items: Items, env: Callable[[], Env]) -> LoopStage:
-        """The program for a call of this form, with these items; traced if there is none yet, for everything in `env`."""
+        """The program for a call of this form with these items; if there is none yet, traces one for the variables in `env`."""
         sizes, single = sizes_of(items)
         key = (form, single)
         known = self.forms.get(key)

@@ -143,7 +143,7 @@ def as_product(
 def rows_under(
     component: IterDomain, offsets: Array, name: str, bound: Expr | None = None, pairing: Hashable = None
 ) -> RaggedIterDomain:
-    """Rows of a component by offsets, beside other rows that it has; they have the component's identity unless given another."""
+    """Further rows of a component, by offsets; they get the component's identity unless another is given."""
     return RaggedIterDomain(
         offsets[component.extent_expr],
         name=name,

@@ -268,7 +268,7 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
     first, rest = domains[0], domains[1:]
     across = lanes_of(rest[-1], target, target.widest) if rest else 1
     block = block_size(None, Sized(max(target.block // across, 1), _elements(target.block, across, "a total")), target)
-    # Many workers take short pieces: the whole may be as small as the check of some indices.
+    # If there are many workers, pieces are short: the input may be as small as a few indices to check.
     part = 2 * block if target.many_workers else block_size(None, max(target.chunk // across, 1), target)
     pieces = Sized(max(part // block, 1) * block, "each worker sums one piece; the pieces are combined in order")
     recorder.do("split", shape.phase, first.name, pieces)
@@ -491,7 +491,7 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     looked_up = {shape.regular[-1].uid for shape in left if shape.regular and _looks_up(shape)}
     narrow = replace(target, widest=min(target.widest, target.gathered))
     meetings = _meetings(left)
-    # What contractions need beside them, with or without features, is computed for the heads of one grid.
+    # Values that contractions need, with or without features, are computed on the same grid of heads.
     heads = frozenset(d.uid for each in together for d in each.outer) if target.column_bytes else frozenset[int]()
     for shape in left:
         own = narrow if any(d.uid in looked_up for d in shape.regular) else target

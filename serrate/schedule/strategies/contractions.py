@@ -63,7 +63,8 @@ class Contraction:
 
     @property
     def beside(self) -> frozenset[int]:
-        """Which of those are stored after the rows: heads of `[B, r, H, D]`. One after the other, they share pages of memory."""
+        """The outer dims that are stored after the rows, such as heads of `[B, r, H, D]`: processed in sequence, they share
+        pages."""
         outer = {d.uid for d in self.outer}
         leaf = self.roots[0].leaf
         named = {d.uid: at.uid for d, at in zip(leaf.targets[-1].logical, leaf.index, strict=True) if at is not None}

@@ -112,8 +112,8 @@ def _in_one_pass(recorder: Recorder, phase: str, loops: Sequence[str]) -> list[s
 
 
 def _combined_at_once(phase: Phase, name: str, lanes: Lanes, target: Target) -> int:
-    """How many partial results of a row a GPU combines at once: one by one, those of a very long row would take as long as all
-    else."""
+    """How many partial results of a row a GPU combines at once: combining those of a very long row one by one would take as long
+    as everything else."""
     (loop,) = (n for n in statements(phase.body) if isinstance(n, Loop) and n.domain.name == name)
     if target.finish == 1 or not loop.carried:
         return 1
