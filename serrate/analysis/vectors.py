@@ -167,7 +167,7 @@ def _run(vector: IterDomain, size: int, ends: set[int]) -> tuple[list[MustDivide
                 needs.append(MustDivide(size, domain.row_start, f"where rows of {domain.name} begin", domain.component))
             domain = made.inputs[0]
         else:
-            how = "is not derived from the accessed dims" if made is None else f"came of `{made.label}`"
+            how = "is not derived from the accessed dims" if made is None else f"comes from `{made.label}`"
             raise DomainError(f"the positions of {vector} are not adjacent, because {domain} {how}")
         needs.append(_extent(size, domain))
     return needs, [domain]

@@ -100,8 +100,8 @@ FUNCTIONS: dict[str, int] = {
 """Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 if both are equal, even if infinite;
 `exp_below(x, m)` is the same, but NaN if both are infinite. `detach(x)` is x with a derivative of 0, `differentiated_as(x, y)`
 is x with the derivative of y; no backend sees them. `floordiv` and `rem` are integer functions, rounded down; a divisor of 0
-gives 0. `shl` and `shr` shift bits; if the shift exceeds the number of bits, 0 or the sign remains. `random_bits(seed, word,
-position)` is 32 random bits as an int32, defined by `ir/philox.py`."""
+gives 0. `shl` and `shr` shift bits; if the shift exceeds the number of bits, 0 or the sign remains.
+`random_bits(seed, word, position)` is 32 random bits as an int32, defined by `ir/philox.py`."""
 COSTLY = frozenset(
     "exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below gcd atan2 hypot random_bits".split()  # noqa: SIM905
 ) | frozenset(LIBRARY_UNARY)

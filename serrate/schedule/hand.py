@@ -278,7 +278,7 @@ def allocation_steps(tensor: Tensor, wanted: Sequence[IterDomain]) -> tuple[tupl
         current = (*rest[:place], *ready.outputs, *rest[place:])
     if {d.uid for d in current} != {d.uid for d in goal} or len(current) != len(goal) or any(d.is_ragged for d in goal):
         raise ScheduleError(
-            f"set_allocation: [{', '.join(map(str, wanted))}] is not made of the dims of {tensor.name}, "
+            f"set_allocation: [{', '.join(map(str, wanted))}] cannot be made from the dims of {tensor.name}, "
             f"[{', '.join(map(str, tensor.logical))}], or of its memory, [{', '.join(map(str, tensor.storage))}], by splits, "
             "merges and combines of all of them"
         )

@@ -575,7 +575,7 @@ def test_memory_must_hold_everything() -> None:
     with Fusion() as f:
         inner = ops.exp(f.input((6, 2), torch.float32))
         f.output(inner * 2)
-    with pytest.raises(ScheduleError, match=r"set_allocation: \[.*\] is not made of the dims of T1, .*, or of its memory"):
+    with pytest.raises(ScheduleError, match=r"set_allocation: \[.*\] cannot be made from the dims of T1, .*, or of its memory"):
         inner.set_allocation(split(inner.domains[0], 4))
     with pytest.raises(DomainError, match="set_allocation: expected domains"):
         inner.set_allocation([6, 2])  # type: ignore[list-item]

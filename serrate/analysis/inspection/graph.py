@@ -199,8 +199,7 @@ class DomainGraph:
         return classes
 
     def _tie(self, classes: _Classes, tie: _Tie) -> bool:
-        """Joins the two sides of a tie, unless that would identify two indices that one statement uses side by side (`T[j,
-        i]`)."""
+        """Joins the two sides of a tie, unless that would identify two indices of one statement, as in `T[j, i]`."""
         a, b = classes.find(tie.own), classes.find(tie.at)
         if a == b:
             return False
