@@ -30,12 +30,12 @@ from serrate.ir.transforms import Merge, Restrict, Split
 
 @dataclass(frozen=True, eq=False)
 class Allocation:
-    """Places for the elements over `logical`, stored over `storage`."""
+    """Slots for the elements over `logical`, stored over `storage`."""
 
     storage: tuple[IterDomain, ...]
     logical: tuple[IterDomain, ...]
     guards: tuple[Guard, ...]
-    """A place is a hole exactly if one of these fails."""
+    """A slot is a hole iff one of these fails."""
 
     @property
     def extents(self) -> tuple[Expr | int | NestedInts, ...]:
@@ -44,17 +44,17 @@ class Allocation:
 
     @property
     def elements(self) -> Expr | int:
-        """The number of places, including holes."""
+        """The number of slots, including holes."""
         return _number(_count(self.storage))
 
     @property
     def holes(self) -> Expr | int:
-        """The number of places without an element."""
+        """The number of slots without an element."""
         return _number(_count(self.storage) - _count(self.logical))
 
     @property
     def starts(self) -> tuple[int, ...] | Expr:
-        """The start of each component's row, in places; an expression in COORDINATE if lengths are known only at run time.
+        """The start of each component's row, in slots; an expression in COORDINATE if lengths are known only at run time.
 
         >>> from serrate.ir import IterDomain, partition, split
         >>> c, r = partition(IterDomain(512), [0, 100, 250, 512])
@@ -72,7 +72,7 @@ class Allocation:
         return start if count is None or None in found else cast(tuple[int, ...], tuple(found))
 
     def _rows(self) -> tuple[IterDomain, Expr]:
-        """The component domain, and the places that one of its rows takes."""
+        """The component domain, and the slots that one of its rows takes."""
         found = [d.component for d in self.storage if isinstance(d, RaggedIterDomain)]
         found += [d for d in self.storage if d.pairing is not None and not d.is_ragged]
         place = next((k for c in found for k, d in enumerate(self.storage) if d.uid == c.uid), None)
@@ -96,12 +96,12 @@ class Allocation:
         if not isinstance(self.holes, int):
             raise DomainError(f"allocation of {self}: holes can be listed only if extents and lengths are known")
         filled = visits(self.storage, self.storage, self.guards)
-        # A component that does not exist has no row, and so no places: keep the guards that say so.
+        # A component that does not exist has no row, and so no slots: keep the guards that say so.
         owners = [d.component for d in self.storage if isinstance(d, RaggedIterDomain)]
         picking = {uid for owner in owners for uid in _lineage(owner, self.storage)}
-        places = visits(self.storage, self.storage, tuple(g for g in self.guards if g.domain.uid in picking))
-        for place in sorted(places.keys() - filled.keys(), key=_tuple):
-            yield _tuple(place)
+        slots = visits(self.storage, self.storage, tuple(g for g in self.guards if g.domain.uid in picking))
+        for slot in sorted(slots.keys() - filled.keys(), key=_tuple):
+            yield _tuple(slot)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.storage))
@@ -111,12 +111,12 @@ class Allocation:
 
         >>> from serrate.ir import IterDomain, split
         >>> print(allocation(split(IterDomain(6), 4)).explain())
-        [2, 4]: 8 places, 2 of them holes: where i0*4 + i1 < 6 fails
+        [2, 4]: 8 slots, 2 of them holes: where i0*4 + i1 < 6 fails
         """
         sizes = ", ".join(str(list(e) if isinstance(e, tuple) else e).replace(str(COORDINATE), "c") for e in self.extents)
         failing = " or ".join(str(g.condition) for g in self.guards)
         holes = f"{self.holes} of them holes: where {failing} fails" if self.guards else "no holes"
-        return f"[{sizes}]: {self.elements} places, {holes}"
+        return f"[{sizes}]: {self.elements} slots, {holes}"
 
 
 def allocation(storage: Sequence[IterDomain], logical: Sequence[IterDomain] | None = None) -> Allocation:
@@ -148,8 +148,8 @@ def sources(domains: Sequence[IterDomain]) -> list[IterDomain]:
     return list(found.values())
 
 
-def _tuple(place: object) -> tuple[int, ...]:
-    return cast(tuple[int, ...], place) if isinstance(place, tuple) else (cast(int, place),)
+def _tuple(slot: object) -> tuple[int, ...]:
+    return cast(tuple[int, ...], slot) if isinstance(slot, tuple) else (cast(int, slot),)
 
 
 def _number(value: Expr) -> Expr | int:
