@@ -194,7 +194,7 @@ def _symbols_in(value: Value) -> Iterator[Symbol]:
 
 def _assembled(made: Gradients, live: Sequence[Definition], inputs: Sequence[Tensor], stored: Mapping[Tensor, Storage]) -> Fusion:
     old = made.fusion
-    cloner = _Given(stored)
+    cloner = _InputCloner(stored)
     new = Fusion(old.name, identity=old.identity)
     new._numbers = dict(old._numbers)
     new.inputs = [new.view(cloner(t)) for t in inputs]
@@ -205,7 +205,7 @@ def _assembled(made: Gradients, live: Sequence[Definition], inputs: Sequence[Ten
     return new
 
 
-class _Given(Cloner):
+class _InputCloner(Cloner):
     """Copies a program in which some tensors are inputs, stored as the values of results are."""
 
     def __init__(self, given: Mapping[Tensor, Storage]) -> None:

@@ -91,7 +91,7 @@ def _writes(function: Any) -> bool:
 _WRITING = frozenset((*IN_PLACE, "__idiv__", "__setitem__"))
 
 
-class Watching(TorchFunctionMode):
+class TensorCapture(TorchFunctionMode):
     """While a function is traced, also traces operations on tensors that are not arguments, so that every call runs them again.
     Tensors created from scratch (`torch.arange(4)`) are the same in every call, and are computed immediately."""
 
@@ -173,7 +173,7 @@ class Watching(TorchFunctionMode):
 @contextmanager
 def capturing(capture: Callable[[Leaf, bool], TensorView]) -> Iterator[None]:
     """Installs `capture`, which returns the traced tensor for a plain one; the flag: whether the function created it."""
-    watching = Watching()
+    watching = TensorCapture()
 
     def aside(leaf: Leaf) -> TensorView:
         watching.paused = True

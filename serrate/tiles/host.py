@@ -187,24 +187,24 @@ class CompiledKernel:
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
         """Builds the programs for these arguments without running them."""
-        return [program.variant(items) for program, items in self._asked(args, kwargs)]
+        return [program.variant(items) for program, items in self._programs_for(args, kwargs)]
 
     def facts(self, *args: Any, **kwargs: Any) -> list[StageFacts]:
         """The facts that `explain` reports for every device loop."""
-        return [program.facts(items) for program, items in self._asked(args, kwargs)]
+        return [program.facts(items) for program, items in self._programs_for(args, kwargs)]
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
         """The tuning records of the device loops for these arguments; nothing is measured."""
-        found = [known for program, items in self._asked(args, kwargs) if (known := program.known(items)) is not None]
+        found = [known for program, items in self._programs_for(args, kwargs) if (known := program.known(items)) is not None]
         return [*([self.host.tuning(args, kwargs, measure=False)] if isinstance(self.host, TunableHost) else []), *found]
 
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
         """These programs, each bound to its arguments, for timing them without the rest of a call."""
-        return [program.ready(items) for program, items in self._asked(args, kwargs)]
+        return [program.ready(items) for program, items in self._programs_for(args, kwargs)]
 
     def measurers(self, *args: Any, **kwargs: Any) -> list[tuple[Space, ProgramMeasurer]]:
         """All candidates of each device loop, and the measurer for them; for benchmarks of the tuner."""
-        return [program.measurer(items) for program, items in self._asked(args, kwargs)]
+        return [program.measurer(items) for program, items in self._programs_for(args, kwargs)]
 
     def with_launches(self, launch: Callable[[LaunchSite, dict[str, Any]], None], *, measure: bool = False) -> Callable[..., Any]:
         """The function, with `launch` called for each device loop and its variables. Tunables have the best known values; with
@@ -235,7 +235,7 @@ class CompiledKernel:
         finally:
             deactivate(token)
 
-    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
+    def _programs_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
         found: list[tuple[LoopStage, Items]] = []
         self.with_launches(lambda site, given: found.append(site.asked(given)))(*args, **kwargs)
         return found

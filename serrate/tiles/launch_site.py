@@ -36,7 +36,7 @@ ITSELF = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type,
 """Types of values that are compared by identity."""
 
 
-class Settled(NamedTuple):
+class OuterNames(NamedTuple):
     """Names from outside the kernel, compared with their earlier values instead of being part of every key."""
 
     token: object
@@ -109,7 +109,7 @@ class LaunchSite:
         self._attributes = attributes(function.__code__)
         self._plain: set[Any] = set()
         """Modules, functions, classes and dtypes whose attributes are not read."""
-        self._settled = Settled(object(), (), loop.outside)
+        self._outer = OuterNames(object(), (), loop.outside)
 
     def __call__(self, given: dict[str, Any]) -> None:
         leaves = CallLeaves()
@@ -128,14 +128,14 @@ class LaunchSite:
         key = dispatch.key_of(given.values(), leaves, objects, self._other, True, [get_num_threads(), is_grad_enabled()])
         if len(given) != len(self.loop.names):
             key.append(tuple(given))
-        settled, names = self._settled, self.function.__globals__
-        for name, builtin, value in settled.names:
+        known, names = self._outer, self.function.__globals__
+        for name, builtin, value in known.names:
             if names.get(name, builtin) is not value:
-                settled = self._settled = Settled(object(), (), self.loop.outside)
+                known = self._outer = OuterNames(object(), (), self.loop.outside)
                 break
-        key.append(settled.token)
-        if settled.others:
-            dispatch.key_of([outside(self.function, n) for n in settled.others], leaves, objects, self._other, True, key)
+        key.append(known.token)
+        if known.others:
+            dispatch.key_of([outside(self.function, n) for n in known.others], leaves, objects, self._other, True, key)
         if objects:
             _note_blocks(key, objects)
         return tuple(key)
@@ -147,10 +147,10 @@ class LaunchSite:
         form = dispatch.form_of(given.values(), items, objects, self._other_item, number, True)
         if len(given) != len(self.loop.names):
             form.append(tuple(given))
-        settled = self._settled
-        form += settled.names
-        if settled.others:
-            outer = [outside(self.function, n) for n in settled.others]
+        known = self._outer
+        form += known.names
+        if known.others:
+            outer = [outside(self.function, n) for n in known.others]
             dispatch.form_of(outer, items, objects, self._other_item, number, True, form)
         if objects:
             _note_blocks(form, objects)
@@ -168,8 +168,8 @@ class LaunchSite:
         found = [(name, builtin, names.get(name, builtin)) for name, builtin in every]
         plain = tuple((n, builtin, value) for n, builtin, value in found if isinstance(value, ITSELF) and value in self._plain)
         if plain:
-            settled = {name for name, _, _ in plain}
-            self._settled = Settled(object(), plain, tuple(n for n in self.loop.outside if n not in settled))
+            plain_names = {name for name, _, _ in plain}
+            self._outer = OuterNames(object(), plain, tuple(n for n in self.loop.outside if n not in plain_names))
         return bool(plain)
 
     def _other(self, value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
@@ -198,7 +198,7 @@ class LaunchSite:
 
     def _call(self, given: dict[str, Any], key: Key, leaves: CallLeaves, objects: Sequence[Any]) -> None:
         """Serves a call that has no binding yet. Rows are often seen only once, so only the second call on them leaves one."""
-        if not self._settled.names and self._settle():
+        if not self._outer.names and self._settle():
             leaves = CallLeaves()
             key = self._key(given, leaves, [])
         state, ragged = self._state(objects), [value for _, value in leaves.ragged]
@@ -255,7 +255,7 @@ class LaunchSite:
         """The program for these variables, and the variables that it takes arguments from; nothing is run."""
         objects: list[Any] = []
         self._key(given, CallLeaves(), objects)
-        if not self._settled.names:
+        if not self._outer.names:
             self._settle()
         return self._program(given, self._state(objects).reading)
 

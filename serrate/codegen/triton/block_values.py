@@ -233,7 +233,7 @@ class ValuePrinter(IndexPrinter):
             return None
         if isinstance(value, Held):
             asked, number = self.absent.get(value.local.name, ((), None))
-            known = value.local.lanes == lanes and all(_is_asked(g, asked, lanes) for g in guard)
+            known = value.local.lanes == lanes and all(_is_implied(g, asked, lanes) for g in guard)
             return number if known and not self.single else None
         return self.others.get(self.shared.get((id(value), lanes, guard), ""))
 
@@ -261,7 +261,7 @@ def _room(condition: Less, counted: Collection[Symbol]) -> Expr | None:
     return None if end is None or lane in end.symbols else end
 
 
-def _is_asked(condition: Less, guard: Guard, lanes: Lanes) -> bool:
+def _is_implied(condition: Less, guard: Guard, lanes: Lanes) -> bool:
     """Whether a guard implies a condition: it contains the condition, or one that implies it whatever the other lanes are."""
     others = {lane.symbol for lane in lanes} - condition.symbols
     return any(condition in (g, possible(g, others)) for g in guard)

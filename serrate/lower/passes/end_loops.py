@@ -122,7 +122,7 @@ class _Ending:
         """The body of a worker, skipped if none of its stores writes an element."""
         writes = [n for n in nodes(body) if isinstance(n, Write)]
         lanes = {lane.symbol for n in writes for lane in n.lanes}
-        own = _Own(body)
+        own = _Defined(body)
         asked: list[Less] = []
         for guard in writes[0].guard if writes else ():
             loose = loosest(guard, lanes) if all(guard in w.guard for w in writes) else None
@@ -139,7 +139,7 @@ class _Ending:
         return (If(tuple(asked), made, ()),) if asked else made
 
 
-class _Own:
+class _Defined:
     """The loop indices, names and private blocks that statements define."""
 
     def __init__(self, body: Body) -> None:
@@ -166,7 +166,7 @@ class _End:
         self.met: list[Less] = []
         self.asked: Guard = ()
         statements = effects(loop.body)
-        self.own = _Own(loop.body)
+        self.own = _Defined(loop.body)
         self.guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
         # A value that outlives the iteration keeps the loop going, unless nothing feeds it.
         self.lasting = [
@@ -259,7 +259,7 @@ def _fitted(loop: For) -> bool:
     return any(isinstance(e, Element) and e.index.symbols for e in loop.extent.walk())
 
 
-def _shared_tests(body: Body, own: _Own) -> Guard:
+def _shared_tests(body: Body, own: _Defined) -> Guard:
     """Read conditions that are the same in all lanes and can be tested before the worker's body."""
     statements = effects(body)
     values = [v for n in statements if n.lanes for v in values_of(n)]
