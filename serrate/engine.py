@@ -140,7 +140,7 @@ class BuiltProgram(NamedTuple):
 
 
 class SizedProgram(NamedTuple):
-    """A built program, and what a call supplies that depends on the sizes of its tensors alone."""
+    """A built program, and everything that a call supplies that depends only on the sizes of its tensors."""
 
     built: BuiltProgram
     symbols: tuple[int, ...]

@@ -42,7 +42,7 @@ class Differentiable:
 
     @functools.cached_property
     def pure_program(self) -> Any:
-        """As `backward_program`, from inputs alone."""
+        """As `backward_program`, from inputs only."""
         return self._compiled(self.pure.fusion)
 
     def bound(self, binding: Binding, sources: Sequence[int | torch.Tensor], finish: Callable[[list[Any]], Any]) -> Binding:
@@ -128,7 +128,7 @@ class _Function(torch.autograd.Function):
         if any(k is not None for k in part.found):
             program = owner.pure_program if again else owner.backward_program
             made = program(*args)
-            # The gradient of an input that is ragged in the program, as saved tensors are, is that of its values.
+            # For an input that is ragged in the program, such as a saved tensor, take the gradient of its values.
             found = [x.values if isinstance(x, JaggedTensor) else x for x in (made if isinstance(made, tuple) else (made,))]
         zeros = [None if z is None else torch.zeros(z[0], dtype=z[1], device=z[2]) for z in ctx.zeros]
         return (None, *(zero if k is None else found[k] for k, zero in zip(part.found, zeros, strict=True)))

@@ -31,7 +31,7 @@ class Reduced:
     """Where results are read for a position of the domains."""
 
     def again(self, kind: Reduction, value: Value) -> Value:
-        """`value` reduced over the same positions, as an element beside each of them."""
+        """`value` reduced over the same positions, as an element at each of them."""
         statement = self.statement
         target = self.fusion.tensor(value.dtype, statement.targets[0].logical)
         again = Accumulate((target,), statement.index, kind, (value,), statement.over)

@@ -75,7 +75,7 @@ class _Reading:
     solved: list[tuple[IterDomain, IterDomain, Expr, int]] = field(default_factory=list)
     """A dim, the domain of the statement that its place is solved for, the rest of the place, and the factor of that domain."""
     pinned: list[tuple[IterDomain, Place]] = field(default_factory=list)
-    """A dim, and the only position of it that is read, which depends on plain dims alone."""
+    """A dim, and its only position that is read, which depends only on plain dims."""
     shared: list[tuple[IterDomain, IterDomain, int]] = field(default_factory=list)
     """A dim, and the domain of the statement of which as many positions share one of it."""
     scattered: bool = False

@@ -214,7 +214,7 @@ def _inputs_of(
 
 
 def _is_bound(check: Check, inputs: Sequence[TensorView]) -> bool:
-    """Whether a check is about these inputs alone."""
+    """Whether a check involves only these inputs."""
     names = {view.tensor.name for view in inputs}
     known = {s for view in inputs for d in view.tensor.logical for s in d.extent_expr.symbols}
     for value in (getattr(check, field.name) for field in fields(check)) if is_dataclass(check) else ():

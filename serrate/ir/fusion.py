@@ -253,7 +253,7 @@ class Fusion:
         return view
 
     def seed(self) -> TensorView:
-        """Declares a seed: an int64 that every call draws for itself, as many as there are seeds, in this order."""
+        """Declares a seed: an int64 that every call draws; a call draws one per seed, in this order."""
         view = self.view(Tensor(self.fresh("T"), torch.int64, (), (), Role.INPUT))
         self.inputs.append(view)
         self.seeds.append(view)

@@ -416,7 +416,7 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
         new = changed
         if isinstance(value, Call):
             args = tuple(rewrite(a, change, memo) for a in value.args)
-            # Not `call`: backends have functions of their own.
+            # Not `call`: backends also have functions that it does not know.
             new = value if args == value.args else intern(Call, value.dtype, value.function, args)
     memo[id(value)] = new
     return new

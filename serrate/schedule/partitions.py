@@ -23,7 +23,7 @@ from serrate.ir.partition import Pair, Partition, partition
 from serrate.ir.ragged import RaggedIterDomain
 
 UNDER = "under"
-"""Precedes the number of loops outside that have boundaries of their own, in the arguments of a step."""
+"""Marks, in the arguments of a step, the number of enclosing loops that have separate boundaries."""
 
 
 def by_numbers(phase: str, loops: Sequence[IterDomain], place: int, offsets: object) -> tuple[Pair, tuple[str | int, ...]]:

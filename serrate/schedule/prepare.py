@@ -280,7 +280,7 @@ def contract_products(recorder: Recorder) -> bool:
                 first.add(tensor.name)
             else:
                 recorder.do("repeat", tensor.name, *(p.name for p in group if p.name in readers))
-    # Each copy has readers of its own.
+    # Each copy has different readers.
     for leaf in [leaf for p in recorder.program.phases if (leaf := _product(p)) is not None]:
         _align(recorder, leaf)
     return found

@@ -26,7 +26,7 @@ from serrate.tiles.trace import Trace
 
 Path = tuple[Any, ...]
 Env = Mapping[str, Any]
-"""The variables that a loop uses, by name; what containers hold has names of its own."""
+"""The variables that a loop uses, by name; items of containers have separate names."""
 Items = Sequence[Any]
 """The variables that a program takes arguments from: tensors, ragged tensors, integers and floats, in the same order."""
 

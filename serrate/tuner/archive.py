@@ -44,7 +44,7 @@ class Exported:
     records: int
     programs: int
     unsound: tuple[str, ...]
-    """Entries that were left out because they are damaged."""
+    """Entries that were skipped because they are damaged."""
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class ProgramTuner:
         return tuning
 
     def _start(self, bucket: Bucket, space: Space, make_measurer: MakeMeasurer, effort: Effort, near: Tuning | None) -> None:
-        """Measures a bucket in a thread of its own, on a copy of the arguments."""
+        """Measures a bucket in a separate thread, on a copy of the arguments."""
         pending = (os.getpid(), bucket)
         if pending in self._pending:
             return

@@ -273,7 +273,7 @@ class DomainGraph:
 
     def _parameters(self, transform: Transform) -> tuple[object, ...]:
         own = [getattr(transform, f.name) for f in fields(transform) if f.name not in ("inputs", "outputs")]
-        # Domains among them stand `beside` and are compared as indices, not as extents.
+        # Domains among them are `beside` the transform and are compared as indices, not as extents.
         return tuple(self._canonical(value) for value in own if not isinstance(value, IterDomain))
 
     def _canonical(self, value: Any) -> object:
@@ -344,7 +344,7 @@ class _Program:
     checks: tuple[Equal, ...] = ()
     ties: list[_Tie] = field(default_factory=list)
     apart: set[frozenset[int]] = field(default_factory=set)
-    """Domains (by uid) that are dims of one tensor or of one access: each is an index of its own."""
+    """Domains (by uid) that are dims of one tensor or of one access, and therefore different indices."""
 
 
 def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> _Program:

@@ -286,6 +286,6 @@ def _value_at(value: Value, tensor: Tensor, fill: Number, holes: set[int]) -> Nu
 
 
 def _is_outside(value: Value, holes: set[int]) -> bool:
-    """Whether a value is a plain read at an index that is out of bounds where the tensor at hand has a hole."""
+    """Whether a value is a plain read at an index that is out of bounds where the given tensor has a hole."""
     found = _uncast(value)
     return isinstance(found, Read) and any(isinstance(d, IterDomain) and d.uid in holes for d in found.index)

@@ -54,7 +54,7 @@ def bytes_of(body: Sequence[Node]) -> int:
 
 
 def last_reads(body: Sequence[Node]) -> set[tuple[int, Tensor]]:
-    """The loops, by id, that read an input after another loop beside them has: the last to need it. A loop and the block that was
+    """The loops, by id, that are the last to read an input that an earlier sibling loop reads too. A loop and the block that was
     taken out of its end are one. Blocks of products are read by other programs too."""
     loops: list[list[Node]] = []
     for node in body:

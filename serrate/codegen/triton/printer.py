@@ -165,7 +165,7 @@ class _TritonPrinter(ValuePrinter):
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
         self.read_blocks: dict[tuple[int, frozenset[Lane], Guard], tuple[str, Lanes]] = {}
-        """Blocks of products that were read in the body at hand, and their lanes: another product may take one transposed."""
+        """Blocks of products that were read in the current body, with their lanes: another product may use one transposed."""
 
     def run(self, *, alone: bool = True) -> tuple[str, Launch]:
         """The text of a function, and its launch. Unless it is `alone`, it has two more arguments: the `first` grid position of

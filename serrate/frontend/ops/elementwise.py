@@ -62,7 +62,8 @@ def as_dtype(value: Value, dtype: torch.dtype) -> Value:
 
 
 def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand) -> TensorView:
-    """An operation on scalars alone, some of them read by the program: computed with Python's precision, and a scalar again."""
+    """An operation on scalars only, some of them read by the program: computed with Python's precision; the result is a
+    scalar."""
     kinds = [torch.float64 if type(stand_in(n)) is float else torch.int64 for n in numbers]
     stands = [torch.tensor(stand_in(n), dtype=kind, device="cpu") for n, kind in zip(numbers, kinds, strict=True)]
     dtype = torch_function(*stands).dtype
