@@ -416,7 +416,7 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
         new = changed
         if isinstance(value, Call):
             args = tuple(rewrite(a, change, memo) for a in value.args)
-            # Not `call`: backends also have functions that it does not know.
+            # Not `call`, which knows only functions of the IR; backends have more.
             new = value if args == value.args else intern(Call, value.dtype, value.function, args)
     memo[id(value)] = new
     return new
