@@ -140,24 +140,24 @@ def choice(name: str, lengths: str, it: Case, rounds: int) -> Choice:
             raise AssertionError(f"{name} on {lengths} lengths: wrong result")
         del result
         (tuning,) = fresh.tunings(*it.arguments)
-        ((space, laboratory),) = fresh.on("cpp").laboratories(*it.arguments)
+        ((space, measurer),) = fresh.on("cpp").measurers(*it.arguments)
         every = list(dict.fromkeys((*space.everything(), tuning.chosen)))
-        failed = laboratory.build(every)
+        failed = measurer.build(every)
         for candidate in every:
             if candidate not in failed:
                 try:
-                    laboratory.run(candidate, 1)
+                    measurer.run(candidate, 1)
                 except Unfit as error:
                     failed[candidate] = str(error)
         able = [c for c in every if c not in failed]
 
         def times(candidates: Sequence[Candidate], turns: int) -> dict[Candidate, float]:
             """Milliseconds: the least of interleaved runs, because whatever else the machine does only ever adds time."""
-            least = {c: laboratory.run(c, 1) for c in candidates}
+            least = {c: measurer.run(c, 1) for c in candidates}
             for _ in range(turns):
                 for c in candidates:
                     if least[c] <= HOPELESS * min(least.values()):
-                        least[c] = min(least[c], laboratory.run(c, RUNS))
+                        least[c] = min(least[c], measurer.run(c, RUNS))
             return {c: 1e3 * seconds for c, seconds in least.items()}
 
         all_of_them = times(able, min(EVERY, rounds))
@@ -166,7 +166,7 @@ def choice(name: str, lengths: str, it: Case, rounds: int) -> Choice:
         mine = tuning.chosen if tuning.chosen in able else _alike(tuning.chosen, failed, able)
         final = times(list(dict.fromkeys((best, mine, space.usual))), rounds)
         # By the plan: a candidate that cuts rows only if that is possible may leave them whole.
-        by_plan = [(laboratory.plan(c).strategy, t) for c, t in all_of_them.items()]
+        by_plan = [(measurer.plan(c).strategy, t) for c, t in all_of_them.items()]
     strategies = {s: min(found) for s in STRATEGIES if (found := [t for own, t in by_plan if own == s])}
     return Choice(
         name,

@@ -1,4 +1,4 @@
-"""What the training examples share: one optimiser step, losses and times of two models side by side, and a progress bar.
+"""Shared code of the training examples: one optimiser step, losses and times of two models side by side, a progress bar.
 
 In: a ragged model, the padded torch model of the same weights, and batches. Out: their losses, and the seconds of their steps.
 """
@@ -70,7 +70,7 @@ def report(
 
 
 def shown(batches: Iterator[Any], total: int, title: str) -> Iterator[Any]:
-    """With a progress bar, on a terminal."""
+    """Shows a progress bar on a terminal."""
     if not sys.stdout.isatty():
         return batches
     from rich.progress import track

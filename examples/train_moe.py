@@ -1,6 +1,6 @@
 """Trains a classifier of ragged rows whose layers are mixtures of experts, beside the padded torch model of the same weights.
 
-The data is made here: the class of a row is the kind of its most frequent tokens. One row in ten is long. Run as
+The data is synthetic: the class of a row is the kind of its most frequent tokens. One row in ten is long. Run as
 `python examples/train_moe.py`.
 """
 

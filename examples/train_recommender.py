@@ -1,7 +1,7 @@
 """Trains a sequential recommender, embedding bags and HSTU layers under a sampled softmax, beside the padded torch model.
 
-A user is a ragged row of items, and an item has a ragged bag of tags: `[users, items, tags]`. The data is made here: users go
-round in circles of items of their own. One user in ten has a long history. Run as `python examples/train_recommender.py`.
+A user is a ragged row of items, and an item has a ragged bag of tags: `[users, items, tags]`. The data is synthetic: every user
+cycles through some items. One user in ten has a long history. Run as `python examples/train_recommender.py`.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Trains a small causal transformer on ragged text, beside the padded and masked torch model of the same weights.
 
-The text is made here: every line counts upwards in steps of its own, so the next character follows from the two before it. One
+The text is synthetic: every line counts upwards in steps of its own, so the next character follows from the two before it. One
 line in ten is long. Run as `python examples/train_transformer.py`.
 """
 

@@ -1,7 +1,7 @@
 """The engine joins the stages: naive program -> plan -> loop program -> executable.
 
-In: a tile program, and what a call is about. Out: the program under a plan, ready to run. The whole compiler is `build`, read top
-to bottom; `CompiledStage` is a tile program with everything built for it so far, and chooses among plans.
+In: a tile program, and the facts about a call. Out: the program under a plan, ready to run. The whole compiler is `build`, read
+top to bottom. `CompiledStage` is a tile program with everything built for it so far; it also chooses the plan.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ from serrate.schedule.target import CPU, GPU, Target
 from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import PROFILER
 from serrate.tuner.buckets import bucket_of
+from serrate.tuner.buffers import Buffers
 from serrate.tuner.candidates import Candidate, Space, space_of
 from serrate.tuner.identity import compiler_identity, device_identity
-from serrate.tuner.laboratory import Arena, ProgramLaboratory
+from serrate.tuner.measure import ProgramMeasurer
 from serrate.tuner.policy import Policy
 from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.tuner import ProgramTuner, text_digest
@@ -59,7 +60,7 @@ ShapesReader = Callable[[Sequence[int]], tuple[tuple[int, ...], ...]]
 
 
 ONE_PLAN = "one plan serves all rows under batch_invariant()"
-"""Why a program has its plan in that mode."""
+"""The reason for a plan in that mode."""
 
 BACKENDS: dict[str, Target] = {"reference": CPU, "cpp": CPU, "triton": GPU}
 
@@ -119,13 +120,13 @@ class BuiltProgram(NamedTuple):
     allocated: tuple[Tensor, ...]
     """Outputs, and then scratch."""
     outputs: int
-    """How many of these are outputs."""
+    """The number of outputs among these."""
     private: tuple[Tensor, ...]
     """Private rows, one per thread."""
     shapes: tuple[ShapeReader, ...]
-    """Those of the allocated tensors, as functions of a call."""
+    """The shapes of the allocated tensors, as functions of a call."""
     rows: tuple[ShapeReader, ...]
-    """Those of private rows."""
+    """The shapes of private rows, as functions of a call."""
     arrays: Callable[[BoundCall], tuple[InMemory, ...]]
     numbers: Callable[[BoundCall], tuple[int, ...]]
     """The program's arrays and symbols, as functions of a call."""
@@ -139,7 +140,7 @@ class BuiltProgram(NamedTuple):
 
 
 class SizedProgram(NamedTuple):
-    """A built program, and what a call supplies that depends on the sizes of its tensors alone."""
+    """A built program, and everything that a call supplies that depends only on the sizes of its tensors."""
 
     built: BuiltProgram
     symbols: tuple[int, ...]
@@ -152,14 +153,14 @@ class SizedProgram(NamedTuple):
 
 
 class CallFacts(NamedTuple):
-    """What the choice of a plan for a call depends on."""
+    """The facts on which the choice of a plan for a call depends."""
 
     usual: Candidate
     """The choice that is made without measuring."""
     statistics: Callable[[], tuple[RowStatistics | None, float | None]]
-    """Of the rows, as far as the host knows them; and the standard deviation of their lengths over the mean."""
+    """Statistics of the rows, as far as the host knows them, and the standard deviation of their lengths over the mean."""
     why: str
-    """Why the usual choice is made."""
+    """The reason for the usual choice."""
 
 
 class CompiledStage(ABC):
@@ -195,32 +196,32 @@ class CompiledStage(ABC):
         """Whether a tensor must have its exact size, even if that takes a host copy of lengths."""
         return False
 
-    def chosen(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena]) -> Candidate:
-        """The candidate for a call: remembered, measured now in an `arena`, or the usual one."""
-        return facts.usual if self.is_idle(call, backend) else self.tuning(call, backend, facts, arena).chosen
+    def chosen(self, call: BoundCall, backend: str, facts: CallFacts, buffers: Callable[[bool], Buffers]) -> Candidate:
+        """The candidate for a call: remembered, measured now on `buffers`, or the usual one."""
+        return facts.usual if self.is_idle(call, backend) else self.tuning(call, backend, facts, buffers).chosen
 
     def is_idle(self, call: BoundCall, backend: str) -> bool:
-        """Whether nothing is remembered about the plans for a call, and nothing is measured now."""
+        """Whether there are no records about the plans for a call, and nothing is measured now."""
         return backend == "reference" or self._tuner(backend, call.device).is_idle()
 
-    def tuning(self, call: BoundCall, backend: str, facts: CallFacts, arena: Callable[[bool], Arena] | None = None) -> Tuning:
-        """What is known about the plans for a call; without an `arena`, nothing is measured."""
+    def tuning(self, call: BoundCall, backend: str, facts: CallFacts, buffers: Callable[[bool], Buffers] | None = None) -> Tuning:
+        """The tuning record for a call; without `buffers`, nothing is measured."""
 
-        def laboratory(copies: bool) -> ProgramLaboratory:
-            assert arena is not None
-            return self._laboratory(call, backend, arena(copies))
+        def measurer(copies: bool) -> ProgramMeasurer:
+            assert buffers is not None
+            return self._measurer(call, backend, buffers(copies))
 
         rows, variation = facts.statistics()
         sizes = call.numbers if rows is None else (*call.numbers, rows.count, rows.total)
         bucket = bucket_of(sizes, rows, variation, call.hints)
         tuner = self._tuner(backend, call.device)
-        return tuner.tuning(bucket, self._space(facts.usual, backend), None if arena is None else laboratory)
+        return tuner.tuning(bucket, self._space(facts.usual, backend), None if buffers is None else measurer)
 
-    def _laboratory(self, call: BoundCall, backend: str, arena: Arena) -> ProgramLaboratory:
-        return ProgramLaboratory(
+    def _measurer(self, call: BoundCall, backend: str, buffers: Buffers) -> ProgramMeasurer:
+        return ProgramMeasurer(
             lambda candidate: self.prepare(call, self.built(call, backend, candidate)),
             lambda candidate: candidate.strategy == LIBRARY or (backend, candidate.compiled) in self._built,
-            arena,
+            buffers,
             call.device,
         )
 
@@ -276,7 +277,7 @@ class CompiledStage(ABC):
         return made._replace(plan=replace(made.plan, threads=chosen.threads, order=chosen.order), executable=executable)
 
     def built_or(self, call: BoundCall, backend: str, chosen: Candidate, usual: Candidate) -> BuiltProgram:
-        """The program under a plan that was remembered; under the usual one if that is not legal, which is reported."""
+        """The program under a plan from a record; if that plan is not legal, warns and uses the usual one."""
         try:
             return self.built(call, backend, chosen)
         except SerrateError as error:
@@ -331,7 +332,7 @@ class CompiledStage(ABC):
         return tuple(place for symbol, place in self.arguments.symbols.items() if symbol in used)
 
     def _numbers_of(self, program: LoopProgram) -> list[Expr]:
-        """What a program's symbols are, in terms of those of a call."""
+        """A program's symbols, in terms of those of a call."""
         launched = dict(program.launched)
         return [s if s in self.arguments.symbols else launched[s] for s in program.symbols]
 
@@ -353,7 +354,7 @@ class CompiledStage(ABC):
         return ()
 
     def prepare(self, call: BoundCall, built: BuiltProgram, results: tuple[Result, ...] = ()) -> Prepared:
-        """Everything that calls with these offsets and extents run with."""
+        """Prepares the program for calls with these offsets and extents."""
         return self.with_arrays(call, self.sized(call, built), results)
 
     @staticmethod
@@ -408,7 +409,7 @@ class CompiledStage(ABC):
         if not needed and exact == bounds:
             return arguments.shape_reader(bounds)
         bound = arguments.shape_reader(bounds)
-        # Some sizes may be ready before others: in stages that come before what they are computed by.
+        # Sizes may be known in different stages: an early stage runs before the values of later sizes are computed.
         ready = [arguments.shape_reader((size,)) for size in exact]
 
         def read(call: BoundCall) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ class SyncError(SerrateError, RuntimeError):
 
 
 class FormatError(SerrateError, ValueError):
-    """Data that another library's format or a file cannot hold, or that serrate cannot."""
+    """Data that another library's format, a file, or serrate cannot hold."""
 
 
 class CopyError(SerrateError, ValueError):

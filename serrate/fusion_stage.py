@@ -50,8 +50,8 @@ from serrate.schedule.strategies.library import LIBRARY
 from serrate.schedule.target import Target
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.sync import is_host
+from serrate.tuner.buffers import Buffers, OutputBuffers
 from serrate.tuner.candidates import Candidate
-from serrate.tuner.laboratory import Arena, OutputArena
 from serrate.tuner.policy import Policy, is_paused
 from serrate.tuner.record import Tuning
 
@@ -203,11 +203,11 @@ class FusionStage(CompiledStage):
             paused = is_paused()
             return PlannedProgram(self._named_or_usual(call, backend), None if paused else tuner.is_idle, by_mean=not paused)
         facts = self._call_facts(call, backend)
-        tuning = self.tuning(call, backend, facts, self._arena(call))
+        tuning = self.tuning(call, backend, facts, self._buffers(call))
         built = self.built_or(call, backend, tuning.chosen, facts.usual)
 
         def holds() -> bool:
-            return tuner.shelf.known.get(tuning.bucket) is tuning
+            return tuner.records.known.get(tuning.bucket) is tuning
 
         return PlannedProgram(built, holds if holds() else None, by_mean=False)
 
@@ -305,13 +305,13 @@ class FusionStage(CompiledStage):
         why = "it was scheduled by hand" if self.owner.hand else "it was asked for"
         return self.explained(call, backend, ready, ONE_PLAN if is_batch_invariant() else why, None)
 
-    def _arena(self, call: BoundCall) -> Callable[[bool], Arena]:
-        def arena(copies: bool) -> Arena:
+    def _buffers(self, call: BoundCall) -> Callable[[bool], Buffers]:
+        def buffers(copies: bool) -> Buffers:
             every = dict(zip((t.name for t in self.binder.inputs), call.args, strict=True)) | (call.computed or {})
             inputs = [every[t.name].detach() for t in self.naive.inputs]
-            return OutputArena([t.clone() for t in inputs] if copies else inputs, call.device)
+            return OutputBuffers([t.clone() for t in inputs] if copies else inputs, call.device)
 
-        return arena
+        return buffers
 
 
 class LibraryStage(NamedTuple):

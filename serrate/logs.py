@@ -1,7 +1,7 @@
-"""What serrate reports: the standard logger `serrate`, and one below it for each topic.
+"""Logging: the standard logger `serrate`, and a child logger for each topic.
 
-In: what `SERRATE_LOG` asks for. Out: loggers with their levels, and a handler that writes to stderr unless the program has set up
-logging itself.
+In: the value of `SERRATE_LOG`. Out: loggers with their levels, and a handler that writes to stderr unless the application has
+configured logging itself.
 
 | logger           | level | what it reports                                        |
 | `serrate.cache`  | info  | programs that are compiled, and how long that takes    |
@@ -37,7 +37,7 @@ def logger(topic: str) -> logging.Logger:
 
 
 class _ToStderr(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the moment, unless records reach a handler that the program has set up."""
+    """Writes to the current stderr, unless records reach a handler of the application."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -52,7 +52,7 @@ _set: list[logging.Logger] = []
 
 
 def configure(asked: Collection[str]) -> None:
-    """Sets the levels of all loggers; what an earlier call has set, and is not asked for any more, is undone."""
+    """Sets the levels of all loggers; resets levels that an earlier call set and that are no longer requested."""
     root = logging.getLogger(_ROOT)
     while _set:
         _set.pop().setLevel(logging.NOTSET)

@@ -44,7 +44,7 @@ class Settings:
     """`CXX`: the C++ compiler; by default g++, then clang++. Part of the cache key."""
 
     tune: str = "first_call"
-    """`SERRATE_TUNE`: when programs are tuned that do not say it themselves: `first_call`, `background` or `never`. Chooses which
+    """`SERRATE_TUNE`: when programs without a `tune=` argument are tuned: `first_call`, `background` or `never`. Affects which
     code is generated."""
 
     effort: str = "quick"
@@ -59,7 +59,7 @@ def _read() -> Settings:
     folder = os.environ.get("SERRATE_CACHE_DIR") or str(Path(home) / "serrate")
     log = frozenset(filter(None, (name.strip().lower() for name in os.environ.get("SERRATE_LOG", "").split(","))))
     for name in sorted(log.difference(LOGS)):
-        raise SettingError(f"SERRATE_LOG={name} cannot be logged: {choices(name, LOGS)}")
+        raise SettingError(f"SERRATE_LOG={name} is not a level or topic: {choices(name, LOGS)}")
     backend = os.environ.get("SERRATE_BACKEND") or None
     if backend is not None and backend not in BACKENDS:
         raise SettingError(f"SERRATE_BACKEND={backend} is not a backend: {choices(backend, BACKENDS)}")

@@ -1,3 +1,3 @@
-"""The version of serrate; part of the key of everything that is kept from one process to the next."""
+"""The version of serrate; part of every cache key on disk."""
 
 VERSION = "0.1.0"

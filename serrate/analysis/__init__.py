@@ -1,7 +1,7 @@
-"""Analyses that the compiler decides with: indices, guards, contiguity, vectors. `inspection` has analyses for people.
+"""Analyses on which the compiler bases its decisions: indices, guards, contiguity, vectors. `inspection` is for users and tests.
 
-In: domains and programs. Out: index expressions, guards, legal wide accesses; from `inspection`, loaded on first use, visits
-counted by brute force, domains that share an index, memory layouts with their holes, and what holes must contain.
+In: domains and programs. Out: index expressions, guards, legal wide accesses. `inspection`, loaded on first use, counts visits by
+brute force, finds domains that share an index, lays out memory with its holes, and determines what holes must contain.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Boxes: blocks of a tensor that a copy engine can move as a whole.
 
-In: a block of an operand: a tensor, an index, and the two lanes that the index runs over. Out: a `MatrixBox`: the tensor as a
-matrix, and where the block is in it; or None.
+In: a block of an operand: a tensor, an index, and the two lanes that the index runs over. Out: a `MatrixBox`, which is the tensor
+viewed as a matrix and the position of the block in it; or None.
 
-A copy engine (TMA, on Hopper GPUs) is given a matrix once, and then the place of a block in it. It computes all addresses itself,
-and puts zeros where the block reaches past the matrix. It cannot leave out positions inside the matrix, and asks that
+A copy engine (TMA, on Hopper GPUs) receives a descriptor of the matrix once, then the position of each block. It computes all
+addresses itself and fills in zeros where the block reaches past the matrix. It cannot mask positions inside the matrix. It
+requires:
 
-  rows        begin at multiples of 16 bytes, so 16 bytes must divide the length of a row of the matrix;
-  a block     is contiguous along its columns, which take at least 16 bytes, and has at most 256 positions along each side.
+  rows        begin at multiples of 16 bytes, so 16 must divide the length of a matrix row in bytes;
+  blocks      are contiguous along their columns, at least 16 bytes wide, and at most 256 positions long on each side.
 
-The dims of the tensor up to the one that the rows of the block run along are the rows of the matrix, the others its columns:
-keys `[n, 16, 128]` in blocks of 64 positions of one head are blocks of 64 x 128 of a matrix of n x 2048.
+The tensor's dims up to the one that holds the block's rows become the rows of the matrix, the remaining dims its columns. For
+example, keys `[n, 16, 128]`, read 64 positions of one head at a time, are 64 x 128 blocks of an n x 2048 matrix.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class MatrixBox:
 
 
 def box_of(value: Load, lanes: Sequence[Lane]) -> MatrixBox | None:
-    """The block that a read of a tensor in memory runs over in two lanes; None if it is not one that can be moved as a whole."""
+    """The block that a read covers in two lanes; None if a copy engine cannot move it."""
     extents, size = [d.extent_expr for d in value.tensor.storage], value.dtype.itemsize
     dims = [_dim_along(value.index, lane.symbol) for lane in lanes]
     if len(lanes) != 2 or None in dims or any(lane.size > LONGEST for lane in lanes):

@@ -7,12 +7,11 @@ Two neighbours are contiguous if stride(outer) = stride(inner) * extent(inner). 
 does a sub-range of a longer dim. A component and its rows back to back are contiguous too (`combine` merges them), although the
 component has no stride.
 
-An access of n elements touches n consecutive places. Merge the dims it runs along, and let the *run* be the innermost of them
-that are contiguous. Positions m of the merged dims with equal m // n form one access, and they are consecutive in memory exactly
-if none lies past the end of the run. If n divides the extent of the run, the run is a whole number of accesses, and so is
-everything outside it: legal. If it does not, the access at the end of the run reaches into the next run, which is elsewhere in
-memory (or past the tensor): illegal. For rows, the run ends with the row: n must divide every length, and unless the access takes
-its address from an index (a box), every start as well.
+An access of n elements touches n consecutive slots. Merge the dims it covers, and let the *run* be the innermost of them that are
+contiguous. Positions m of the merged dims with equal m // n form one access; they are consecutive in memory iff none lies past
+the end of the run. If n divides the extent of the run, every run is a whole number of accesses: legal. Otherwise the last access
+of a run reaches into the next run, which is elsewhere in memory, or past the tensor: illegal. For rows, the run ends with the
+row, so n must divide every length and, unless the access takes its address from an index (a box), every start.
 """
 
 from __future__ import annotations

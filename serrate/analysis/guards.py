@@ -1,10 +1,10 @@
-"""Guards: the conditions, and only the necessary ones, that keep holes from being read, written or counted.
+"""Guards: the conditions that keep holes from being read, written or counted. Only necessary ones are kept.
 
-In: logical domains and the loop domains made from them. Out: ordered `Guard`s; a loop position belongs to an element
-exactly when all of them hold. `brute_force.visits` is what the rules are tested against.
+In: logical domains and the loop domains derived from them. Out: ordered `Guard`s; a loop position belongs to an element iff all
+of them hold. The tests check the rules against `brute_force.visits`.
 
-Loops stay inside their own extents. Going back from the loops, each transform either keeps positions in bounds or opens
-holes. The rules, with the reason each one holds:
+Loops stay inside their own extents. Going back from the loops to the logical domains, each transform either keeps positions in
+bounds or opens holes. The rules, each with its reason:
 
   split   i = o*f + n.  If f divides, o and n in bounds put i in bounds: o <= N/f - 1, n <= f - 1, so i <= N - 1.
           If not, i needs its guard.
@@ -21,9 +21,9 @@ holes. The rules, with the reason each one holds:
           A combined t past the end finds c = K, whose row would begin where i ends: where i is in bounds for another
           reason, so is t. But t keeps its guard if anything reads length[c], because length[K] does not exist, and if rows
           lie under other domains or have gaps, because start[K] is then another row's, or does not exist.
-          Rows with gaps: every (c, r) is some i, but an i in a gap is no (c, r); seen from i, r needs both ends.
-  regroup (g, r) is an element of R[g][c] iff r' is one of R'[c]: nothing new opens. Past the end of r' there is no g to read
-          the length of, so r' keeps its guard.
+          Rows with gaps: every (c, r) is some i, but an i in a gap has no (c, r); computed from i, r needs both bounds.
+  regroup (g, r) is an element of R[g][c] iff r' is one of R'[c]: nothing new opens. Past the end of r' there is no g whose length
+          could be read, so r' keeps its guard.
   cover   rows shorter than the cover have holes: r < length[c], always; it implies the bound of the cover itself.
   resize  i = i' - L.  i >= 0 needs a guard if L > 0, i < N if R > 0.  i < N implies i' < N + L <= N + L + R if R >= 0, and i >= 0
           implies i' >= L >= 0 if L >= 0: then the guards of i' are redundant. The other rules assume non-negative indices, which
@@ -129,7 +129,7 @@ class _Path:
         self.read = self._read()
 
     def _read(self) -> set[int]:
-        """The domains (by uid) at whose index offsets or lengths are read."""
+        """The domains (by uid) whose index is used to read offsets or lengths."""
         pending = [d for t in self.transforms if not isinstance(t, Swizzle) for d in t.beside]
         pending += [c for d in self.domains for c in d.owners]
         found: set[int] = set()
@@ -195,7 +195,7 @@ class _Path:
                 yield combined, combined.extent_expr
 
     def implied_by(self, domain: IterDomain, kept: Sequence[Need]) -> set[int]:
-        """The domains (by uid) that are in bounds because this one is, and not read before that is known."""
+        """The domains (by uid) that are in bounds because this one is, and that are not read before its guard."""
         found: set[int] = set()
         pending = [(domain, domain.row_length)]
         while pending:
@@ -358,13 +358,13 @@ def guards(logical: Sequence[IterDomain], loop: Sequence[IterDomain], *, idempot
     ['i0*5 + i1*3 + i2 < 24']
     """
     indices = Indices(zip(loop, loop_symbols(loop), strict=True))
-    behind = set(indices.known)
+    determined = set(indices.known)
     for domain in logical:
         indices.of(domain)
     found = needed(loop)
     if idempotent:
         found = _without_repeats(logical, loop, found)
-    found += [need for domain in logical for need in _forwards(domain, behind)]
+    found += [need for domain in logical for need in _forwards(domain, determined)]
     # One transform may derive two dims.
     once = {(n.domain.uid, n.lower): n for n in found}.values()
     return tuple(Guard(n.domain, condition(n.domain, indices, n.lower), n.reason) for n in once)

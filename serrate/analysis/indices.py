@@ -1,8 +1,8 @@
 """Indices: index expressions of domains in terms of loop indices, through transforms in both directions.
 
-In: index expressions of some domains (the loops). Out: the index expression of any domain that they determine. First, all domains
-that the loops were derived from are computed backwards; then a requested domain is derived forwards from its definition, which is
-where a position finds its component by search.
+In: index expressions of some domains (the loops). Out: the index expression of any domain that they determine. First, the indices
+of all domains that the loops were derived from are computed, backwards through the transforms. Then the index of a requested
+domain is computed forwards from its definition; there, a position finds its component by search.
 """
 
 from __future__ import annotations

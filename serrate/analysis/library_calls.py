@@ -1,8 +1,7 @@
-"""Library calls that a program is: recognised by what it computes, not by the operators that it was written with.
+"""Recognises programs that are exactly one library call, by what they compute, not by the operators they were written with.
 
-In: a naive tile program. Out: for every vendor function that computes exactly this program, the call, as a statement; nothing if
-there is more in the program than that. Elementwise statements are inlined first, so that the sums and statistics of a program are
-compared and not its steps.
+In: a naive tile program. Out: the call, as a statement, for every vendor function that computes exactly this program; nothing if
+the program does anything else. Elementwise statements are inlined first, so sums and statistics are compared, not single steps.
 
     product           O[c, r, n] = sum over k of X[c, r, k] * W[k, n]       also W[n, k]; one weight for all rows
     grouped product   O[c, r, n] = sum over k of X[c, r, k] * W[c, k, n]    also W[c, n, k]; one weight per component
@@ -239,7 +238,7 @@ def _scores(value: Value, keys: IterDomain) -> _Scores | None:
 
 
 def _normalisation(largest: Value, total: Value) -> Value:
-    """What sums of weighted values are scaled by: 0 if nothing was seen, NaN if the maximum is infinite."""
+    """The scale of sums of weighted values: 0 if no key is visible, NaN if the maximum is infinite."""
     dtype = total.dtype
     undefined = call("sub", largest, largest, dtype=dtype)
     nothing = call("eq", total, constant(0, dtype), dtype=torch.bool)

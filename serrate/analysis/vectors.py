@@ -1,10 +1,10 @@
-"""Vectorized loops: whether every vector is contiguous in memory, and complete wherever it is executed.
+"""Vectorized loops: whether every vector is contiguous in memory and is always executed as a whole.
 
 In: a loop to vectorize, and an access: an index, and how the tensor is stored. Out: a `VectorAccess`: legal, illegal with the
 reason, or legal if the size divides extents that are known only at a call.
 
-A vector of v positions is read or written at once. Its positions begin at a multiple of v in every domain between it and the
-index, so no guard `i < N` on one of them holds in a part of it exactly when v divides N:
+A vector of v positions is read or written at once. In every domain between the loop and the index it begins at a multiple of v,
+so a guard `i < N` never holds for only part of a vector iff v divides N:
 
   split       the vector is in the inner part; v divides the inner extent (or it begins anywhere in i) and N (or i < N cuts it).
   merge       the vector runs along both dims as one. Where the index has both, memory decides: `wide_access`. Where it has the
@@ -112,7 +112,7 @@ def vector_access(
     if size == 1 or not moving:
         return VectorAccess(True)
     if any(isinstance(at, Place) for at in moving):
-        return VectorAccess(False, "a computed place may be anywhere, for each position of a vector")
+        return VectorAccess(False, "the index is computed, so positions of a vector may not be adjacent in memory")
     try:
         needs, run = _run(vector, size, {at.uid for at in moving if isinstance(at, IterDomain)})
         places = [next(k for k, at in enumerate(index) if isinstance(at, IterDomain) and at.uid == d.uid) for d in run]
@@ -167,8 +167,8 @@ def _run(vector: IterDomain, size: int, ends: set[int]) -> tuple[list[MustDivide
                 needs.append(MustDivide(size, domain.row_start, f"where rows of {domain.name} begin", domain.component))
             domain = made.inputs[0]
         else:
-            how = "is not made of what is accessed" if made is None else f"came of `{made.label}`"
-            raise DomainError(f"the positions of {vector} are not neighbours, because {domain} {how}")
+            how = "is not derived from the accessed dims" if made is None else f"comes from `{made.label}`"
+            raise DomainError(f"the positions of {vector} are not adjacent, because {domain} {how}")
         needs.append(_extent(size, domain))
     return needs, [domain]
 

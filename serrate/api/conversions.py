@@ -38,7 +38,7 @@ from serrate.tensor.sync import on_host
 from serrate.tuner.policy import EAGER
 
 SMALLEST = 1 << 20
-"""Below this many bytes on a CPU, torch's indexing is as fast: it is slower per position, but has less overhead. (On a GPU, it
+"""Below this many bytes on a CPU, torch's indexing is as fast: it is slower per position but has less overhead. (On a GPU it
 takes several launches.)"""
 
 
@@ -100,7 +100,7 @@ def _checked_offsets(rows: Rows) -> Tensor:
 
 
 def _positions(total: int, like: Tensor) -> Tensor:
-    """A tensor without elements, which the host knows to have `total` positions."""
+    """A tensor without elements whose structure has `total` positions, known to the host."""
     return torch.empty(total, 0, dtype=torch.uint8, device=like.device)
 
 
@@ -157,7 +157,7 @@ def _pack_program(
 
 @functools.cache
 def _gather_program(dtype: torch.dtype, before: bool, after: int, starts: torch.dtype, offsets: torch.dtype) -> Compiled:
-    """Packed rows, given by their offsets, each position of which is read where its run says."""
+    """Packed rows, given by their offsets; each position is read from its run."""
     with Fusion("gather_runs") as fusion:
         values = fusion.input([None] * (1 + before) + [after] * (after > 1), dtype)
         first = fusion.input((None,), starts)
@@ -169,7 +169,7 @@ def _gather_program(dtype: torch.dtype, before: bool, after: int, starts: torch.
 
 @functools.cache
 def _unpad_program(dtype: torch.dtype, before: bool, after: int, offsets: torch.dtype) -> Compiled:
-    """Packed rows, given by their offsets, each position of which is read from its place in the padded row."""
+    """Packed rows, given by their offsets; each position is read from its place in the padded row."""
     with Fusion("unpad_rows") as fusion:
         padded = fusion.input([None] * (2 + before) + [after] * (after > 1), dtype)
         component, row = _packed_rows(fusion, offsets)

@@ -53,7 +53,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, init=False)
 class Config:
-    """Choices for a kernel that do not change its meaning.
+    """Performance settings of a kernel, which do not change its meaning.
 
     `block_sizes` are for the dims of `hl.tile` and for `hl.register_block_size` that the kernel leaves open, in the order in
     which they first run; None leaves one open. `lanes` sets them by axis name, as shown by `Kernel.program`, for the compiler
@@ -202,7 +202,7 @@ class Kernel:
         return now, is_batch_invariant(), compiled
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The code that runs for these arguments; nothing is run.
+        """The programs for these arguments; nothing is run.
 
         >>> import serrate, torch
         >>> import serrate.language as hl
@@ -222,9 +222,9 @@ class Kernel:
         return self._on(settings.current().backend).program(*args, **kwargs)
 
     def explain(self, *args: Any, html: str | Path | None = None, **kwargs: Any) -> Report:
-        """What runs for these arguments, and why: rows, plan, tiles, guards, other candidates, source, and settings without
-        effect. It prints as text, and has all of it as data. With `html`, it is also written to that file, as a page. Nothing is
-        run or measured."""
+        """A report on what runs for these arguments, and why: rows, plan, tiles, guards, other candidates, source, and settings
+        without effect. It prints as text and has fields. With `html`, it is also written to that file as a page. Nothing is run
+        or measured."""
         from serrate.report.collect import report, rows_of_arguments  # imported here because `import serrate` must stay fast
 
         facts = self._on(settings.current().backend).facts(*args, **kwargs)
@@ -234,11 +234,11 @@ class Kernel:
         return report(self.fn.__name__, facts, rows_of_arguments(self.fn, args, kwargs), ignored, html)
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
-        """What is known about the plans of the device loops for these arguments; nothing is run or measured."""
+        """The tuning records of the device loops for these arguments; nothing is run or measured."""
         return self._on(settings.current().backend).tunings(*args, **kwargs)
 
     def tune(self, *args: Any, effort: str | None = None, **kwargs: Any) -> list[Tuning]:
-        """Measures plans on a call with these arguments, also if they were measured before; returns what was found."""
+        """Measures plans on a call with these arguments, even if they were measured before; returns the records."""
         with retuning(effort):
             self(*args, **kwargs)
         return self.tunings(*args, **kwargs)
@@ -297,7 +297,7 @@ class DifferentiableKernel(Kernel):
     ) -> None:
         super().__init__(function, config, asked, policy)
         self.backward = backward
-        """What computes the gradients."""
+        """The function that computes the gradients."""
         self._pair = KernelPair(function.__name__, super().__call__, function, backward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -324,7 +324,7 @@ def kernel(
     until they change; `static_shapes=True` always compiles them in, `static_shapes=False` never, unless the kernel needs one.
     Helion's other settings are accepted and have no effect, as in `Config`.
 
-    Where no strategy is named, plans are measured on the first call with arguments of a new kind, and the fastest is remembered:
+    If no strategy is named, plans are measured on the first call with a new kind of arguments, and the fastest is cached:
     `effort` (or `autotune_effort`) is "none", "quick" (3 s on a CPU) or "full"; `tune` is "first_call", "background" or "never".
 
     `backward` computes gradients: a kernel, or any function, that gets the arguments, the results and the gradients of the
@@ -353,7 +353,7 @@ def kernel(
     for name in others.keys() - {*SETTINGS, *_KNOWN}:
         own = ("backward", "config", "strategy", "jagged_strategy", "static_shapes", "effort", "autotune_effort", "tune")
         known = (*own, *SETTINGS, *_KNOWN)
-        raise CallError(f"serrate.kernel takes no {name}: {choices(name, known)}")
+        raise CallError(f"serrate.kernel has no setting {name}: {choices(name, known)}")
     base = config or Config()
     if not isinstance(base, Config):
         raise CallError(f"config= is a serrate.Config, not a {type(base).__name__}")

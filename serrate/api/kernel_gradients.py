@@ -1,11 +1,11 @@
-"""Kernels with a gradient: a forward and a backward kernel as one differentiable function of torch.
+"""Kernels with a gradient: a forward and a backward kernel as one `autograd.Function`.
 
 In: a kernel, and a function that computes gradients: it gets the kernel's arguments, then its results, then the gradients of its
 results, and returns one gradient for each argument that is a floating-point tensor. Out: results that torch's autograd records.
 If gradients of gradients are wanted, the backward kernel is itself called with gradients, so it needs a backward kernel too.
 
 With `backward="auto"` there is no such function: each device loop is recorded as an operation that stores to its results, and its
-gradient is that of the fusion it is lifted to (`tiles/lift.py`). torch records the Python around the loops as always.
+gradient is that of the fusion it is lifted to (`tiles/lift.py`). torch records the Python code around the loops as usual.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _is_floating(x: Any) -> bool:
 
 
 class _KernelCall:
-    """One call: what runs, and what its results look like."""
+    """One call: its programs, and the form of its results."""
 
     def __init__(self, pair: KernelPair, given: Sequence[Any]) -> None:
         self.pair = pair
@@ -250,7 +250,7 @@ class BackwardProgram:
 
     @property
     def program(self) -> Any:
-        """What runs."""
+        """The recorded loop that runs."""
         return self._usual if self.strategy is None else self._named
 
     def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:

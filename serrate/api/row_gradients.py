@@ -1,8 +1,9 @@
 """Gradients of tables by row: `F.embedding` and `F.embedding_bag` with `sparse=True`, and updates fused into the backward pass.
 
 In: the indices of a lookup, and the gradient of its result. Out: the rows that were looked up, each once and in order, with the
-sums of their gradients. A row's gradient sums the gradients of the bags that hold it, which is an `embedding_bag` again, with the
-indices turned around: its bags are the rows of the table, and hold numbers of bags. Nothing of the table's size is allocated.
+sums of their gradients. The gradient of a row is the sum of the gradients of the bags that contain it. That is another
+`embedding_bag`, by the inverted index: its bags are the rows of the table, and its indices are bags. Nothing of the table's size
+is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Apply = Callable[[Tensor, Tensor], Tensor | None]
 
 
 class Lookup:
-    """Which rows of a table a call read, and how it pooled them. `pool` is the eager `embedding_bag`."""
+    """The rows of a table that a call read, and how it pooled them. `pool` is the eager `embedding_bag`."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Lookup:
         return rows, found
 
     def _sizes(self, bags: Tensor) -> Tensor:
-        """How many indices of each bag count."""
+        """The number of indices of each bag that count."""
         assert self._lengths is not None
         if self._padding is None:
             return self._lengths
@@ -70,7 +71,7 @@ class Lookup:
 
 
 class _RowGradients(torch.autograd.Function):
-    """The identity, with a gradient of a table that its argument was read from."""
+    """The identity, which records a gradient of the table that its argument was read from."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, lookup: Lookup, apply: Apply) -> Tensor:
@@ -87,7 +88,7 @@ _record: Callable[..., Tensor] = _RowGradients.apply
 
 
 def recorded(found: Any, table: Tensor, lookup: Lookup, apply: Apply) -> Any:
-    """`found`, what a lookup in a detached table gave, with the gradients of the table recorded by row."""
+    """`found`, the result of a lookup in a detached table, with row-wise gradients of the table recorded."""
     values = found.values if isinstance(found, JaggedTensor) else found
     out = _record(values, table, lookup, apply)
     return found.with_values(out) if isinstance(found, JaggedTensor) else out

@@ -1,8 +1,8 @@
 """Reverse mode: a fusion, with the gradients of its inputs appended.
 
 In: a fusion, and which inputs need gradients. Out: a copy of it that takes the gradients of its results as further inputs, and
-computes those of the inputs. Definitions are visited from last to first. The gradient of a tensor is the sum of what flows back
-through its reads, in the order of the definitions, so the bits of a gradient do not depend on anything but the program.
+computes those of the inputs. Definitions are visited from last to first. The gradient of a tensor is the sum of the
+contributions of its reads, in the order of the definitions, so the bits of a gradient depend only on the program.
 
     T2[c, r, d] = mul(T0[c, r, d], T1[d])     ->    g0[c, r, d] = mul(g2[c, r, d], T1[d])
                                                     g1[d] sum= mul(g2[c, r, d], T0[c, r, d]) over c, r
@@ -39,7 +39,7 @@ class Gradients:
 
     fusion: Fusion
     forward: int
-    """How many of the definitions are those of the original."""
+    """The number of definitions of the original."""
     given: tuple[int | None, ...]
     """For each result of the original, which input holds its gradient; None if no gradient flows back through it."""
     found: tuple[TensorView | None, ...]
@@ -96,7 +96,7 @@ class _Reverse:
         self._contributions.setdefault(tensor, []).append(contribution)
 
     def gradient(self, memory: Tensor, dtype: torch.dtype) -> TensorView | None:
-        """The gradient of a tensor, in this dtype; None if it is zero. Everything that reads it has been visited."""
+        """The gradient of a tensor, in this dtype; None if it is zero. All readers of the tensor have been visited."""
         totals: list[TensorView] = []
         for tensor, contributions in self._contributions.items():
             if tensor.memory is memory:
@@ -112,7 +112,7 @@ class _Reverse:
         return typed(total, dtype)
 
     def visit(self, definition: Definition) -> None:
-        """Carries the gradients of a definition's results to what it reads."""
+        """Propagates the gradients of a definition's results to the tensors that it reads."""
         statement = definition.statement
         found = [
             self.gradient(t, carried_dtype(t.dtype)) if t in self.active and t.memory is t else None for t in statement.targets
@@ -213,7 +213,7 @@ def _side_dtype(statement: Accumulate, value: Value) -> torch.dtype | None:
 
 
 def _written_at(domains: Sequence[IterDomain], index: Index) -> Places:
-    """Where a write goes, in terms of the domains it runs over: a block permutation runs over the rows in their old order."""
+    """The index of a write in terms of the domains it runs over: a block permutation runs over the rows in their old order."""
     own = {d.uid for d in domains}
     if all(at is None or at.uid in own for at in index):
         return index

@@ -24,7 +24,7 @@ Rule = Callable[..., Adjoints]
 """From the adjoint of a call, its result and its arguments."""
 
 NOTHING: Adjoints = (None, None, None)
-"""Every argument has a zero derivative, or is an integer; cut to the number of arguments."""
+"""The adjoints of a function whose arguments all have zero derivatives or are integers; cut to the number of arguments."""
 
 
 # --- values of the adjoint's dtype -----------------------------------------------------------------------------------------
@@ -153,7 +153,8 @@ def _pow(g: Value, out: Value, a: Value, b: Value) -> Adjoints:
 
 
 def _extremum(beats: str) -> Rule:
-    """The larger of two takes it all; equal ones take half each, except that a number is only a bound, as in `clamp`."""
+    """The larger operand gets the whole adjoint. Equal operands get half each, unless one is a number, which is only a bound, as
+    in `clamp`."""
 
     def rule(g: Value, out: Value, a: Value, b: Value) -> Adjoints:
         half = times(g, 0.5)

@@ -1,4 +1,4 @@
-"""A forward and a backward program as one differentiable function of torch.
+"""A forward and a backward program as one `autograd.Function`.
 
 In: a fusion, and which of its inputs require gradients. Out: a binding that records what torch's autograd needs. The backward
 program is compiled when it first runs, once for all lengths, like any other. If gradients of gradients are wanted
@@ -34,7 +34,7 @@ class Differentiable:
         self.pure = backward_of(self._made, results, "inputs")
         self.forward: Any = compiled(forward_of(fusion, self.backward.saved))
         self.inputs = tuple(sorted({*self.backward.inputs, *self.pure.inputs}))
-        """The inputs that are kept for both."""
+        """The inputs that either backward program needs."""
 
     @functools.cached_property
     def backward_program(self) -> Any:
@@ -42,7 +42,7 @@ class Differentiable:
 
     @functools.cached_property
     def pure_program(self) -> Any:
-        """As `backward_program`, from inputs alone."""
+        """As `backward_program`, from inputs only."""
         return self._compiled(self.pure.fusion)
 
     def bound(self, binding: Binding, sources: Sequence[int | torch.Tensor], finish: Callable[[list[Any]], Any]) -> Binding:
@@ -63,7 +63,7 @@ class Differentiable:
 
 
 class _Recorded:
-    """One call: what it runs, and what its results look like."""
+    """One call: its programs, and the form of its results."""
 
     def __init__(self, owner: Differentiable, binding: Binding, leaves: Leaves, args: list[torch.Tensor]) -> None:
         self.owner, self.binding, self.leaves, self.args = owner, binding, leaves, args
@@ -128,7 +128,7 @@ class _Function(torch.autograd.Function):
         if any(k is not None for k in part.found):
             program = owner.pure_program if again else owner.backward_program
             made = program(*args)
-            # The gradient of an input that is ragged in the program, as saved tensors are, is that of its values.
+            # For an input that is ragged in the program, such as a saved tensor, take the gradient of its values.
             found = [x.values if isinstance(x, JaggedTensor) else x for x in (made if isinstance(made, tuple) else (made,))]
         zeros = [None if z is None else torch.zeros(z[0], dtype=z[1], device=z[2]) for z in ctx.zeros]
         return (None, *(zero if k is None else found[k] for k, zero in zip(part.found, zeros, strict=True)))

@@ -31,7 +31,7 @@ class Reduced:
     """Where results are read for a position of the domains."""
 
     def again(self, kind: Reduction, value: Value) -> Value:
-        """`value` reduced over the same positions, as an element beside each of them."""
+        """`value` reduced over the same positions, as an element at each of them."""
         statement = self.statement
         target = self.fusion.tensor(value.dtype, statement.targets[0].logical)
         again = Accumulate((target,), statement.index, kind, (value,), statement.over)
@@ -63,7 +63,7 @@ def _prod(r: Reduced, g: Adjoints, values: tuple[Value, ...]) -> Adjoints:
 
 
 def _extremum(r: Reduced, g: Adjoints, values: tuple[Value, ...]) -> Adjoints:
-    """Shared evenly among all positions that hold the extremum, as `torch.amax` does."""
+    """All positions that hold the extremum share the adjoint evenly, as in `torch.amax`."""
     assert g[0] is not None
     own = is_("eq", values[0], r.result(0))
     count = r.again(SUM, select(own, number(1.0, g[0])))
@@ -71,7 +71,7 @@ def _extremum(r: Reduced, g: Adjoints, values: tuple[Value, ...]) -> Adjoints:
 
 
 def _first_extremum(r: Reduced, g: Adjoints, values: tuple[Value, ...]) -> Adjoints:
-    """All of it to the position that was found."""
+    """The position that was found gets the whole adjoint."""
     assert g[0] is not None
     return select(call("eq", values[1], r.result(1), dtype=torch.bool), g[0]), None
 

@@ -1,4 +1,4 @@
-"""Forward and backward programs, and what the one saves for the other.
+"""Forward and backward programs, and the tensors that the forward program saves.
 
 In: a fusion with gradients. Out: the forward program, whose further results are what it saves, and the backward program, which
 takes them, the inputs it needs and the gradients of the results.
@@ -21,7 +21,7 @@ from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Symbol
 from serrate.ir.fusion import Definition, Equal, Fusion
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Store
 from serrate.ir.traversal import traverse
@@ -90,7 +90,7 @@ def _names(definition: Definition) -> list[str]:
 
 
 def _is_kept(fusion: Fusion, definition: Definition, save: Save, results: set[str]) -> bool:
-    """Whether what a definition computes is saved if it is needed."""
+    """Whether the results of a definition are saved if they are needed."""
     if save == "inputs" or any(not _can_be_kept(fusion, t) for t in definition.statement.targets):
         return False
     return save == "all" or not isinstance(definition.statement, Store) or not results.isdisjoint(_names(definition))
@@ -109,7 +109,7 @@ def _can_be_kept(fusion: Fusion, tensor: Tensor) -> bool:
 
 
 def _needed(fusion: Fusion, results: Sequence[Tensor], kept: set[str]) -> tuple[set[Tensor], set[str], list[Definition]]:
-    """The memories and arrays that results depend on, and the definitions that compute them; what is kept is not computed."""
+    """The memories and arrays that results depend on, and the definitions that compute them, except those that are kept."""
     needed = {t.memory for t in results}
     arrays = {name for t in results for name in _arrays((*t.logical, *t.storage))}
     live: list[Definition] = []
@@ -194,7 +194,7 @@ def _symbols_in(value: Value) -> Iterator[Symbol]:
 
 def _assembled(made: Gradients, live: Sequence[Definition], inputs: Sequence[Tensor], stored: Mapping[Tensor, Storage]) -> Fusion:
     old = made.fusion
-    cloner = _Given(stored)
+    cloner = _InputCloner(stored)
     new = Fusion(old.name, identity=old.identity)
     new._numbers = dict(old._numbers)
     new.inputs = [new.view(cloner(t)) for t in inputs]
@@ -205,7 +205,7 @@ def _assembled(made: Gradients, live: Sequence[Definition], inputs: Sequence[Ten
     return new
 
 
-class _Given(Cloner):
+class _InputCloner(Cloner):
     """Copies a program in which some tensors are inputs, stored as the values of results are."""
 
     def __init__(self, given: Mapping[Tensor, Storage]) -> None:

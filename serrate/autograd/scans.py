@@ -36,8 +36,8 @@ def _sum(x: TensorView, out: TensorView, g: TensorView, dim: int) -> TensorView:
 
 
 def _prod(x: TensorView, out: TensorView, g: TensorView, dim: int) -> TensorView:
-    """Sums of g * out from here on, over x. From the first zero on all results are 0; only this element matters to them, as much
-    as they would be with 1 in its place."""
+    """Sums of g * out from each position on, divided by x. From the first zero on, all results are 0 and depend only on that
+    zero; its derivative is the product with 1 in its place."""
     gone = where(eq(x, 0), 1.0, 0.0)
     zeros = cumsum(gone, dim)
     first = logical_and(eq(x, 0), eq(zeros, 1.0))
@@ -80,7 +80,7 @@ def _given(statement: Library) -> Tensor:
 
 
 def _chosen(stored: int, statement: Library, g: TensorView) -> TensorView:
-    """Of elements chosen along a dim; its number in the order of memory is one of the options."""
+    """The gradient of elements selected along a dim; the dim's number in memory order is one of the options."""
     x, at = _given(statement), statement.options[stored]
     assert isinstance(at, int)
     along = storage_of(x.logical)[at].uid
@@ -88,7 +88,7 @@ def _chosen(stored: int, statement: Library, g: TensorView) -> TensorView:
 
 
 def _sorted_rows(statement: Library, g: TensorView) -> TensorView:
-    """Of rows, along the last dim of the second argument."""
+    """The gradient of rows sorted along the last dim of the second argument."""
     within = statement.values[1]
     assert isinstance(within, Read)
     along = within.tensor.logical[-1].uid
@@ -96,7 +96,7 @@ def _sorted_rows(statement: Library, g: TensorView) -> TensorView:
 
 
 def _sorted_lines(statement: Library, g: TensorView) -> TensorView:
-    """Of elements of different rows, along the dim whose positions the second argument holds."""
+    """The gradient of elements sorted across rows, along the dim whose positions the second argument holds."""
     along = statement.values[1]
     assert isinstance(along, Read)
     made = g.fusion.definition_of(along.tensor)

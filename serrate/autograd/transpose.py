@@ -1,7 +1,7 @@
 """The transpose of a read: from adjoints at the places that a statement read to the gradient of the tensor it read from.
 
-In: a read, its adjoint as a value, and the domains of the statement. Out: a tensor over the dims that were read. The index of the
-read decides how, dim by dim:
+In: a read, its adjoint as a value, and the domains of the statement. Out: a tensor over the dims that were read. The rule for
+each dim follows from its index:
 
     a domain            the dim itself; domains of the statement that the index lacks are summed over (a broadcast over rows
                         becomes a ragged sum; a dense dim read by rows gets 0 past their ends)
@@ -62,23 +62,24 @@ Index = tuple[IterDomain | Place | None, ...]
 
 @dataclass
 class _Reading:
-    """How one read goes back: the dims of a tensor, and where the adjoints, summed over what the index lacks, are found."""
+    """The transpose of one read: the dims of the tensor, and where to find the adjoints, summed over domains that the index
+    lacks."""
 
     fusion: Fusion
     own: tuple[IterDomain, ...]
     """The dims of the tensor, except those of extent 1."""
     index: tuple[IterDomain | Place, ...]
-    """Where each of them is read."""
+    """The domain at which each of these dims is read."""
     plain: dict[int, tuple[IterDomain, IterDomain]] = field(default_factory=dict)
     """uid of a domain of the statement -> that domain, and the dim it indexes."""
     solved: list[tuple[IterDomain, IterDomain, Expr, int]] = field(default_factory=list)
     """A dim, the domain of the statement that its place is solved for, the rest of the place, and the factor of that domain."""
     pinned: list[tuple[IterDomain, Place]] = field(default_factory=list)
-    """A dim, and the only position of it that is read, which depends on plain dims alone."""
+    """A dim, and its only position that is read, which depends only on plain dims."""
     shared: list[tuple[IterDomain, IterDomain, int]] = field(default_factory=list)
     """A dim, and the domain of the statement of which as many positions share one of it."""
     scattered: bool = False
-    """Whether a place is none of these."""
+    """Whether a place has none of these forms."""
 
     @property
     def kept(self) -> list[IterDomain]:
@@ -87,7 +88,7 @@ class _Reading:
 
 
 def transposed(fusion: Fusion, read: Read, adjoint: Value, domains: Sequence[IterDomain]) -> tuple[Tensor, TensorView]:
-    """What flows back through a read: the tensor that it goes to, and a tensor over its dims.
+    """The contribution of a read to a gradient: the tensor that receives it, and a tensor over its dims.
 
     `domains` are those of the statement. The tensor is the memory itself if the view only permutes its dims, or adds or removes
     dims of extent 1; else the view.
@@ -164,7 +165,7 @@ class _Located:
 
 
 def _located(index: Sequence[tuple[IterDomain, IterDomain | Place]]) -> _Located:
-    """The index of each dim; places outside become those of some element, which exists."""
+    """The index of each dim; places out of bounds are replaced by the place of an existing element."""
     found = _Located()
     for own, at in index:
         new = (at,) if isinstance(at, IterDomain) else at.domains
@@ -184,7 +185,7 @@ def _located(index: Sequence[tuple[IterDomain, IterDomain | Place]]) -> _Located
 
 
 def _sort_out(reading: _Reading, own: IterDomain, place: Place) -> None:
-    """Decides how a place goes back."""
+    """Chooses the rule for a place."""
     inside = {d.uid for d in domains_of((place,)) if not d.is_single}
     free = [d for d in place.domains if d.uid not in reading.plain and all(d.uid != s.uid for _, s, _, _ in reading.solved)]
     if inside <= reading.plain.keys():
@@ -247,7 +248,7 @@ def _in_steps(fusion: Fusion, value: Value, domains: Sequence[IterDomain], kept:
 
 
 def _gathered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain]) -> TensorView:
-    """The gradient where every element of the tensor knows which positions of the statement read it."""
+    """The gradient if the index of an element determines which positions of the statement read it."""
     kept = reading.kept
     direct = not (reading.solved or reading.pinned or reading.shared)
     total = summed(reading.fusion, adjoint, domains, kept, reading.own if direct and _alike(reading) else None)
@@ -320,7 +321,7 @@ def _scattered(reading: _Reading, adjoint: Value, domains: Sequence[IterDomain])
     stored = storage_of(own[:keyed])
     count = reduce(lambda a, b: a * b, (d.extent_expr for d in stored))
     keys = pulled(fusion, torch.int64, first, _key(own[:keyed], reading.index[:keyed], stored, count))
-    # The last group is of positions that read nothing.
+    # The last group contains positions that read nothing.
     offsets, order = group_by(_flat(keys, len(first)), count + 1)
     sums = summed_over(as_nested(indexed(_flat(total, len(first)), order), offsets), 1)
     here = Indices([(d, index_of(d)) for d in own[:keyed]])

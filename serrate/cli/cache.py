@@ -63,9 +63,9 @@ def remove(path: Path) -> None:
 
 def plans(cache_dir: Path) -> list[Path]:
     """The files of tuned plans under `cache_dir`, with those that interrupted writes left."""
-    shelves = [path for path in _children(cache_dir / FOLDER) if _is_entry(path)]
+    folders = [path for path in _children(cache_dir / FOLDER) if _is_entry(path)]
     return sorted(
-        path for shelf in shelves for path in _children(shelf) if path.suffix == ".json" or path.name.startswith("writing-")
+        path for folder in folders for path in _children(folder) if path.suffix == ".json" or path.name.startswith("writing-")
     )
 
 
@@ -145,7 +145,7 @@ def info() -> None:
     tuned = [found for _, found in archive.records(folder)]
     table.add_row("plans", str(len(tuned)))
     if damaged := sum(map(_is_damaged, held)) + tuned.count(None):
-        table.add_row("damaged", f"{damaged}; they are made again when they are needed")
+        table.add_row("damaged", f"{damaged}; they are rebuilt when needed")
     table.add_row("files", str(sum(entry.files for entry in held)))
     table.add_row("size", format_bytes(sum(entry.bytes for entry in held)))
     if left := _leftovers(folder):
@@ -160,7 +160,7 @@ def info() -> None:
 
 @app.command()
 def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Delete every compiled program and tuned plan; they are made again when needed."""
+    """Delete every compiled program and tuned plan; they are rebuilt when needed."""
     folder = settings.current().cache_dir
     held, tuned, left = entries(folder), plans(folder), _leftovers(folder)
     if not held and not tuned and not left:

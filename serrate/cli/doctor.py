@@ -1,4 +1,4 @@
-"""`serrate doctor`: can serrate run here, with which backends, and what is missing.
+"""`serrate doctor`: reports whether serrate can run here, with which backends, and what is missing.
 
 In: this machine (torch, the compiler, the GPU, triton, the cache folder). Out: one row each with its state, what was found and
 what to do about it; exit status 1 only if no backend can run.

@@ -1,7 +1,7 @@
-"""Local reordering: the blocks of a matrix of blocks are transposed, or runs of positions packed.
+"""Local reordering: transposes a matrix of blocks, or packs runs of positions.
 
-In: rows (dim 0) and which of them go where. Out: the same rows in another order. On a CPU, rows are copied by whichever of three
-ways measured fastest: by index, block by block, or by a compiled program.
+In: rows (dim 0) and their new positions. Out: the same rows in another order. On a CPU, rows are copied by index, block by block
+or by a compiled program, whichever was fastest in our measurements for their size.
 """
 
 from __future__ import annotations

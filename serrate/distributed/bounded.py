@@ -1,9 +1,8 @@
-"""Exchanges whose sizes the host never learns: messages of a fixed size, counts that stay on the device.
+"""Exchanges with messages of a fixed size: counts stay on the device, and the host never waits for them.
 
 In: counts on a device, and a bound on how many rows a rank may receive. Out: rows in the other layout, in a tensor of that many
-rows. Every pair of ranks exchanges `bound` rows, so the price of not waiting for counts is bandwidth: `ranks * bound` rows
-instead of those that are there. Counts over the bound are found on the device and raise: at once on a CPU, at a later call on a
-GPU.
+rows. Every pair of ranks exchanges `bound` rows, so not waiting for counts costs bandwidth: a rank sends `ranks * bound` rows,
+used or not. Counts above the bound are detected on the device and raise: immediately on a CPU, at a later call on a GPU.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class FixedExchange:
     lengths: Tensor
     """Rows of each own partition; the last one also has the rows of zeros up to the bound."""
     pack: Tensor
-    """For every row of the slots to send, the unaligned row; and the other way."""
+    """The unaligned row of every row of the sent slots, and the inverse."""
     packed: Tensor
     unpack: Tensor
-    """For every aligned row, the row of the received slots; and the other way."""
+    """The row of the received slots for every aligned row, and the inverse."""
     unpacked: Tensor
 
     def to_aligned(self, rows: Tensor) -> Tensor:
@@ -95,14 +94,14 @@ def _check_bound(most: Tensor, bound: int, rank: int) -> None:
 
 
 def _inverse(index: Tensor, size: int) -> Tensor:
-    """Where each of `size` positions is in the index, -1 if nowhere."""
+    """The index at which each of `size` positions occurs; -1 if it does not."""
     found = index.new_full((size + 1,), -1)
     found[index] = torch.arange(index.shape[0], device=index.device)  # -1 writes to the last one, which is dropped
     return found[:size]
 
 
 class _RowsByIndex(torch.autograd.Function):
-    """Rows by index, where the other index leads back: the gradient reads, too, and nothing is added atomically."""
+    """Gathers rows by index. The inverse index makes the gradient a gather too, without atomic additions."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor, back: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """The collectives of this package: rows exchanged or gathered as bytes, and counts with a header that ranks compare.
 
-In: tensors, sizes and a process group of `torch.distributed`. Out: received tensors. Every failure becomes an `ExchangeError`
-on the ranks that see it: counts travel with a header that says what each rank expects and whether it has already failed, so all
-ranks raise in the same exchange instead of waiting for each other.
+In: tensors, sizes and a process group of `torch.distributed`. Out: received tensors. Every failure becomes an `ExchangeError` on
+the ranks that see it: counts travel with a header that says what each rank expects and whether it has already failed, so all
+ranks raise in the same exchange instead of deadlocking.
 
-A message of counts has a size that depends on the number of ranks alone, because a backend ends the process, or hangs, where
-ranks expect messages of different sizes. Counts that do not fit follow in a second exchange, after the headers have agreed.
+The size of a message of counts depends only on the number of ranks, because backends abort the process or hang if ranks expect
+messages of different sizes. Counts that do not fit follow in a second exchange, after the headers have been compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DTYPES = {crc32(str(each).encode()): each for each in vars(torch).values() if i
 
 @dataclass(frozen=True)
 class Header:
-    """What ranks must agree on before data moves. Each field is one int64 of the message."""
+    """The facts on which ranks must agree before data moves. Each field is one int64 of the message."""
 
     partitions: int
     owners: int
@@ -53,7 +53,7 @@ class Header:
     """A digest of the sizes of all dims but the sharded one."""
     aligned: int
     gradients: int
-    """1 if gradients are recorded: their exchange, too, needs every rank."""
+    """1 if gradients are recorded: the exchange of gradients needs every rank, too."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ def header_of(local: Tensor, dim: int, owned: Sequence[int], aligned: bool) -> H
 
 
 def digest(sizes: Sequence[int]) -> int:
-    """A number that tells sequences of sizes apart, in every process alike."""
+    """A digest of a sequence of sizes, the same in every process."""
     return hash(tuple(sizes)) % (1 << 61)
 
 
@@ -151,14 +151,14 @@ def all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CheckedRow:
-    """One rank's counts, and whether they are wrong. A rank with wrong counts takes part in the exchange all the same, so that
-    the others hear of it, and raises afterwards."""
+    """One rank's counts, and whether they are wrong. A rank with wrong counts still takes part in the exchange, so that the
+    others are notified, and raises afterwards."""
 
     counts: Tensor
     failed: bool | Tensor
-    """Of counts on a device a tensor there, [1], int64: they are checked without a copy to the host."""
+    """For counts on a device, a tensor [1] of int64 on that device, so that checking them needs no host copy."""
     problem: PartitionError | None
-    """What is wrong, where the host knows."""
+    """The error, if the host knows it."""
     size: int
 
     @classmethod
@@ -226,8 +226,8 @@ def _on_host(row: Tensor, messages: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def announced(collective: Literal["swap", "gather"], device: torch.device, group: dist.ProcessGroup) -> Iterator[None]:
-    """For checks of arguments before counts are exchanged. Where one fails, this rank takes part in the exchange all the same, so
-    that the others raise too and do not wait for it; then it raises."""
+    """A context for checks of arguments before counts are exchanged. If a check fails, this rank still takes part in the
+    exchange, so that the others raise too instead of waiting; then it raises."""
     try:
         yield
     except PartitionError:
@@ -304,7 +304,7 @@ def _explained(error: RuntimeError, what: str, group: dist.ProcessGroup) -> Exch
 
 def _sendable(rows: Tensor) -> Tensor:
     """Rows that every backend can send: as they are, or as bytes, because backends differ in the dtypes that they move."""
-    # Memory is sent, so what views only promise is computed first.
+    # The memory itself is sent, so lazy views (conjugate, negative) are resolved first.
     rows = rows.detach().resolve_conj().resolve_neg() if rows.is_conj() or rows.is_neg() else rows
     if rows.dtype in _COMMON:
         return rows.contiguous()

@@ -1,11 +1,10 @@
 """Conversions between layouts, on plain tensors, with gradients.
 
 In: a rank's local tensor, and an exchange (`layout.Exchange`) or the counts of all ranks. Out: its local tensor in another
-layout. Each conversion is one collective and at most one local copy. Counts are exchanged only where the caller does not have
-them.
+layout. Each conversion is one collective and at most one local copy. Counts are exchanged only if the caller does not have them.
 
-A conversion is linear and only moves elements, so its gradient is the conversion back. As in DTensor, the gradient of a
-replicated tensor is taken to be replicated: the same on every rank.
+A conversion is linear and only moves elements, so its gradient is the inverse conversion. As in DTensor, the gradient of a
+replicated tensor is assumed to be replicated: the same on every rank.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def unaligned_to_aligned(local: Tensor, exchange: Exchange, group: dist.ProcessG
 
 
 def aligned_to_unaligned(local: Tensor, exchange: Exchange, group: dist.ProcessGroup, dim: int = 0) -> Tensor:
-    """The way back: the transpose of blocks comes first, then the exchange delivers partitions in order."""
+    """The inverse: first the transpose of blocks, then the exchange, which delivers partitions in order."""
     dim = _check_size("aligned", local, dim, exchange.aligned_size)
     return _moved(local, ToUnaligned(group, dim, exchange))
 

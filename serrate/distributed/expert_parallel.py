@@ -1,7 +1,7 @@
 """`ExpertParallel`: the experts of `serrate.nn.MoE` spread over the ranks of a mesh.
 
-In: a MoE and a mesh. Out: the same module, which now holds this rank's experts. Each rank routes its own tokens; they travel to
-the ranks of their experts (unaligned -> aligned), are multiplied there, and travel back (aligned -> unaligned).
+In: a MoE and a mesh. Out: the same module, which now holds this rank's experts. Each rank routes its own tokens, sends them to
+the ranks of their experts (unaligned -> aligned), which process them, and receives the results (aligned -> unaligned).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ExpertParallel(ParallelStyle):
     choices that a rank may receive, it never waits: messages then have that fixed size for each pair of ranks, and one that does
     not fit raises.
 
-    The outputs are those of this rank's tokens. `load` and the two losses are those of the tokens of all ranks, but a rank's
-    backward pass computes only its own share of the losses' gradients. So the gradients of experts are complete, those of
-    everything else are summed over ranks, as in data parallelism: `sum_gradients` does that.
+    The output covers this rank's tokens. `load` and the two losses cover the tokens of all ranks, but a rank's backward pass
+    computes only its own share of the losses' gradients. So the gradients of experts are complete, and all other gradients must
+    be summed over ranks, as in data parallelism; `sum_gradients` does that.
     """
 
     def __init__(self, partitions_per_rank: Sequence[int] | None = None, max_tokens: int | None = None) -> None:

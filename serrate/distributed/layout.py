@@ -4,9 +4,9 @@ In: counts (`counts[r][p]` positions of partition p come from rank r) and how ma
 messages, lengths of blocks, and runs of positions, all on the host. Nothing here communicates.
 
 The full tensor is partition-major: partition 0 from rank 0, partition 0 from rank 1, ..., partition 1 from rank 0, ...
-*Unaligned*, rank r holds its own row of blocks: (r, 0), (r, 1), ... *Aligned*, it holds all blocks of the partitions it owns,
-which is a contiguous range of the full tensor. So on the way from one to the other every rank sends contiguous ranges, and one
-side transposes a matrix of blocks:
+*Unaligned*, rank r holds its own row of blocks: (r, 0), (r, 1), ... *Aligned*, it holds all blocks of the partitions it owns, a
+contiguous range of the full tensor. To convert one into the other, every rank sends contiguous ranges, and one side transposes a
+matrix of blocks:
 
     unaligned --exchange--> blocks [source rank, own partition] --transpose--> aligned [own partition, source rank]
 """
@@ -28,7 +28,7 @@ from serrate.errors import PartitionError
 class Runs:
     """Runs of positions to pack back to back: `lengths[k]` positions from `starts[k]`, `total` in all.
 
-    An exchange moves data several times, forward and backward, so what copies need is derived once and remembered.
+    An exchange moves data several times, forward and backward, so metadata for copies is derived once and cached.
     """
 
     starts: Tensor
@@ -58,7 +58,7 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """What one rank sends and receives to go from unaligned to aligned; the way back swaps `send` and `receive`."""
+    """The messages of one rank from unaligned to aligned; the inverse swaps `send` and `receive`."""
 
     send: tuple[int, ...]
     """Positions for each rank."""

@@ -36,7 +36,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _layout_of(func: Any, *args: Any) -> MeshLayout:
-    """The layout of the partitioned arguments, which must be one."""
+    """The common layout of the partitioned arguments."""
     found = [each._layout for each in pytree.tree_leaves(args) if isinstance(each, PartitionedTensor)]
     for other in found[1:]:
         if not found[0].same(other):

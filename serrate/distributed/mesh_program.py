@@ -37,12 +37,12 @@ Node = TypeVar("Node")
 class MeshProgram:
     """A fusion over a one-dimensional mesh.
 
-    Each rank passes its own part of every argument: of tensors with the group dim its own group, with size 1; of tensors with one
-    entry for each component (weights of experts) those of the components it owns. Results after the regroup are those of
-    its own components, results before it those of its own group. Group and component dims must be declared with None.
+    Each rank passes its own part of every argument: for tensors with the group dim, its own group (size 1); for tensors with one
+    entry per component (weights of experts), the entries of the components it owns. Results after the regroup cover its own
+    components, results before it its own group. Group and component dims must be declared with None.
 
-    Each part records its own gradients, and so does the exchange between them: the backward pass is one exchange in the other
-    direction, which every rank must take part in.
+    Both parts and the exchange between them record gradients. The backward pass contains one exchange in the other direction, in
+    which every rank must take part.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ def _inputs_of(
 
 
 def _is_bound(check: Check, inputs: Sequence[TensorView]) -> bool:
-    """Whether a check is about these inputs alone."""
+    """Whether a check involves only these inputs."""
     names = {view.tensor.name for view in inputs}
     known = {s for view in inputs for d in view.tensor.logical for s in d.extent_expr.symbols}
     for value in (getattr(check, field.name) for field in fields(check)) if is_dataclass(check) else ():

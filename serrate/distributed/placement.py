@@ -75,16 +75,16 @@ class PartitionedShard(Placement):
 
     @property
     def row(self) -> Row | None:
-        """The splits, where they are this rank's own row."""
+        """The splits, if they are this rank's own row."""
         return None if self.splits is None or _is_matrix(self.splits) else self.splits
 
     @property
     def matrix(self) -> tuple[Row, ...] | None:
-        """The splits, where they are those of all ranks."""
+        """The splits, if they are those of all ranks."""
         return self.splits if self.splits is not None and _is_matrix(self.splits) else None
 
     def counts(self, local: Tensor, group: ProcessGroup) -> Tensor:
-        """The counts of all ranks, [ranks, partitions], on the host: gathered, unless the splits have them."""
+        """The counts of all ranks, [ranks, partitions], on the host: gathered, unless the splits contain them."""
         if self.matrix is not None:
             return check_counts(torch.tensor(self.matrix, device="cpu"), group.size(), self.num_partitions)
         with announced("gather", local.device, group):
@@ -135,7 +135,9 @@ class PartitionedShard(Placement):
         two."""
         if self.row is not None and self.aligned != aligned:
             wanted, got = ("aligned", "unaligned") if aligned else ("unaligned", "aligned")
-            raise PartitionError(f"the splits {self.row} are of {got} blocks; expected those of {wanted} ones, or the matrix")
+            raise PartitionError(
+                f"the splits {self.row} describe {got} blocks; expected splits of {wanted} blocks, or the matrix"
+            )
         return self
 
     def _replicated(self, local: Tensor, mesh: DeviceMesh, mesh_dim: int, shape: Sequence[int], *, aligned: bool) -> Tensor:

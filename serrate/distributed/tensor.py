@@ -3,8 +3,8 @@
 In: local tensors and a `PartitionedShard`. Out: the same tensor in other layouts, as DTensor or as a JaggedTensor, and results of
 operations that each rank computes on its own part.
 
-It is our own wrapper and not a DTensor, because DTensor cannot be taught a new redistribution: for a placement it does not know
-it does nothing, and placements are keys of its caches, where splits that change at every step would pile up.
+It is a separate wrapper, not a DTensor, because DTensor does not support new redistributions: it silently does nothing for
+unknown placements, and it uses placements as cache keys, so splits that change at every step would accumulate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MeshLayout:
     counts: Tensor
     """[ranks, partitions], on the host."""
     exchanges: dict[tuple[int, ...], Exchange] = field(default_factory=dict)
-    """By how many partitions each rank owns: derived once, for all layouts with the same counts."""
+    """Exchanges by the number of partitions that each rank owns, shared by all layouts with the same counts."""
 
     @cached_property
     def mesh_dim(self) -> int:
@@ -138,8 +138,8 @@ class PartitionedTensor(Tensor):
     """A tensor spread over ranks by a `PartitionedShard`. Its shape is that of the whole tensor; each rank holds `to_local()`.
 
     Elementwise math, casts, matrix products and reductions run on the local part, without communication, if they do not mix
-    positions of the sharded dim. Sums over that dim, which gradients of weights and biases are, add the ranks' results and give a
-    plain tensor. A plain tensor in an operation is taken to be the same on every rank. Anything else raises `PartitionError`.
+    positions of the sharded dim. Sums over that dim, such as gradients of weights and biases, add the ranks' results and give a
+    plain tensor. A plain tensor operand is assumed to be the same on every rank. Anything else raises `PartitionError`.
 
     `from_local` gathers the counts of all ranks once; after that, layouts change with one exchange of data and none of counts.
     """

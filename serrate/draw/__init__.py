@@ -1,4 +1,4 @@
-"""Pictures for people: domains and the transforms between them, loops with their guards, fusions.
+"""Pictures of domains and the transforms between them, of loops with their guards, and of fusions.
 
 In: domains or a fusion. Out: a `Drawing`, as SVG or graphviz source. `figures` says what to draw, `layout` where each box goes,
 `picture` writes it. No stage of the compiler uses any of this.

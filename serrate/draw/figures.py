@@ -246,7 +246,7 @@ def _operation(statement: Leaf | Library) -> str:
 
 
 def _call(value: Call) -> str:
-    """The function, with constants and positions beside it that no edge would show."""
+    """The function, with constants and positions, which have no edges."""
     plain = [a for a in value.args if not isinstance(a, Read)]
     if all(isinstance(a, Read) for a in value.args) or not plain:
         return value.function

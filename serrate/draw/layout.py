@@ -2,10 +2,10 @@
 
 In: boxes with sizes, edges from upper to lower ones. Out: a position for every box and a path for every edge.
 
-Each step is the plainest that does its job: the row of a box is its longest path from the top; an edge over several rows
-gets a free slot in each of them, so that it never runs through a box; boxes in a row are ordered by the middle of their
-neighbours, back and forth a few times; then each is moved towards that middle as far as its neighbours in the row allow.
-Everything is ordered by position in the input, so the same input gives the same picture.
+The steps are simple: the row of a box is its longest path from the top; an edge across several rows gets a free slot in each of
+them, so it never crosses a box; boxes in a row are sorted by the mean position of their neighbours, alternately downwards and
+upwards, a few times; then each moves towards that mean as far as its neighbours in the row allow. Ties are broken by position in
+the input, so the same input gives the same picture.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 GAP = 26.0
-"""Between neighbours in a row."""
+"""The gap between neighbours in a row."""
 ROW_GAP = 30.0
-"""Between rows."""
+"""The gap between rows."""
 SWEEPS = 12
 
 
@@ -55,7 +55,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class PlacedBoxes:
-    """Where everything goes: upper left corners of boxes by key, points of edges from top to bottom."""
+    """A finished layout: upper left corners of boxes by key, points of edges from top to bottom."""
 
     corners: dict[str, tuple[float, float]]
     paths: tuple[tuple[tuple[float, float], ...], ...]
@@ -73,11 +73,11 @@ class _Slot:
     rank: int
     order: int
     x: float = 0.0
-    """Of the middle."""
+    """The position of its middle."""
     upper: list[_Slot] = field(default_factory=list)
     lower: list[_Slot] = field(default_factory=list)
     chain: list[_Slot] = field(default_factory=list)
-    """Where an edge passes: all of that edge's slots, ends included, so that it can be drawn straight."""
+    """All slots of the edge that passes here, ends included, so that it can be drawn straight."""
 
     @property
     def wanted(self) -> float:
@@ -188,7 +188,7 @@ def _settle(row: Sequence[_Slot], wanted: Sequence[float]) -> None:
 
 
 def _distance(first: _Slot, slots: Sequence[_Slot], other: _Slot) -> float:
-    """Between the middles of two slots of a block, all as close as they may be."""
+    """The smallest distance between the middles of two slots of a block."""
     inside = list(slots)[slots.index(first) : slots.index(other) + 1]
     return sum(s.width + GAP for s in inside) - GAP - first.width / 2 - other.width / 2 if first is not other else 0.0
 

@@ -1,7 +1,7 @@
 """Pictures: a layout with colours and text, as SVG and as graphviz source.
 
-In: boxes, edges, a legend, notes. Out: a `Drawing`. The background is left alone and everything with text on it has a light
-ground of its own, so that a picture reads the same on a light page and on a dark one.
+In: boxes, edges, a legend, notes. Out: a `Drawing`. The background is transparent, and all text is on a light fill, so that a
+picture is legible on light and dark pages.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _check_not_crossed(operation: str, views: Sequence[TensorView]) -> None:
 
 
 def _beside_rows(fusion: Fusion, dim: int, short: TensorView, rows: RaggedIterDomain) -> str:
-    """Why a dense operand without a dim for rows cannot be aligned with ragged dim `dim`, and what to write instead."""
+    """A message: why a dense operand without a dim for rows cannot be aligned with ragged dim `dim`, and how to fix it."""
     first = short.domains[0]
     if size_shown(fusion, first) == size_shown(fusion, rows.component):
         return (

@@ -43,7 +43,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Reads:
-    """What code reads. `every`: some attribute names are computed, so any attribute may be read."""
+    """The reads of some code. `every`: some attribute names are computed, so any attribute may be read."""
 
     chains: tuple[Chain, ...]
     names: frozenset[str]
@@ -54,7 +54,7 @@ class Reads:
 
 @functools.lru_cache(maxsize=4096)
 def reads_of(code: types.CodeType) -> Reads:
-    """What code, and the functions defined in it, read from outside.
+    """The reads from outside of some code and of the functions defined in it.
 
     >>> reads = reads_of((lambda x: config.scale * x.sum(1) + weights["a"][i]).__code__)
     >>> [(chain.name, *(key for _, key in chain.steps)) for chain in reads.chains]

@@ -91,15 +91,15 @@ def _writes(function: Any) -> bool:
 _WRITING = frozenset((*IN_PLACE, "__idiv__", "__setitem__"))
 
 
-class Watching(TorchFunctionMode):
-    """While a function is traced, also traces operations on tensors that are not arguments, so that they run again in every call.
+class TensorCapture(TorchFunctionMode):
+    """While a function is traced, also traces operations on tensors that are not arguments, so that every call runs them again.
     Tensors created from scratch (`torch.arange(4)`) are the same in every call, and are computed immediately."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[int, torch.Tensor] = {}
         self.overwritten: dict[int, torch.Tensor] = {}
-        """Those into which traced tensors were written: their contents are known only at run time."""
+        """Tensors into which traced tensors were written: their contents are known only at run time."""
         self.paused = False
         """Whether the current operation was not issued by the traced function."""
 
@@ -173,7 +173,7 @@ class Watching(TorchFunctionMode):
 @contextmanager
 def capturing(capture: Callable[[Leaf, bool], TensorView]) -> Iterator[None]:
     """Installs `capture`, which returns the traced tensor for a plain one; the flag: whether the function created it."""
-    watching = Watching()
+    watching = TensorCapture()
 
     def aside(leaf: Leaf) -> TensorView:
         watching.paused = True

@@ -71,7 +71,7 @@ LIMIT = 20_000
 
 
 class Snapshot(NamedTuple):
-    """What a function depended on when it was traced."""
+    """The dependencies of a function when it was traced."""
 
     read: Callable[[Any, Sequence[Any]], Any]
     """Takes the function and the objects passed to it; returns the tensors reached now, or, if anything has changed, the number
@@ -85,8 +85,8 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = ()) -> tuple[Snapshot, list[Leaf]]:
-    """What a function, given these objects, depends on now, and the tensors that it reaches. The attributes `read` of the objects
-    are followed in addition to those that reachable code reads.
+    """The current dependencies of a function with these objects, and the tensors that it reaches. The attributes `read` of the
+    objects are followed in addition to those that reachable code reads.
 
     >>> __name__ = "example"  # not a module of this package, whose functions are not followed
     >>> scales = [2.0, torch.ones(1)]
@@ -382,7 +382,7 @@ class _Walk:
         else:
             if chain.name in UNKNOWABLE and chain.name not in function.__globals__:
                 raise TraceError(
-                    f"{function.__name__} uses {chain.name}, so what it reads cannot be known; avoid it in traced functions, or "
+                    f"{function.__name__} uses {chain.name}, so its reads cannot be determined; avoid it in traced functions, or "
                     "call it before"
                 )
             name, names, shown = chain.name, function.__globals__, chain.name

@@ -1,8 +1,8 @@
 """Specialisation: which sizes are compiled in, and which are symbolic.
 
-In: the sizes of a call's tensors. Out: the program compiled for them, or the sizes to compile one for. A size is compiled in at
-first. When it changes, programs compiled from then on accept any size there; so a function is recompiled at most once for every
-size that varies, however many values it takes.
+In: the sizes of a call's tensors. Out: the program compiled for them, or the sizes to compile one for. Initially, every size is
+compiled in. When one changes, later programs accept any size in its place, so a function is recompiled at most once per varying
+size, however many values it takes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from serrate.errors import CallError
 from serrate.frontend import autocast, ops
 from serrate.frontend.capture import captured
 from serrate.frontend.dtypes import Dtypes, dtypes_of
-from serrate.frontend.ops.common import NoOperand, Operand, python_number
+from serrate.frontend.ops.common import InvalidOperand, Operand, python_number
 from serrate.frontend.ops.elementwise import typed, under_mode
 from serrate.frontend.signatures import drawing, losses, pointwise, reducing, shaping
 from serrate.frontend.signatures import functional as of_networks
@@ -116,7 +116,7 @@ def spelled(
             # Checked last: the operation's own messages are clearer.
             dtypes = None if function is None else dtypes_of(name, function, given, named)
             return under_mode(result if dtypes is None else _with_dtypes(result, dtypes))
-        except NoOperand as error:
+        except InvalidOperand as error:
             raise CallError(f"{name}: {error}") from None
         except TypeError as error:
             _refuse(name, operation, args, named, error)

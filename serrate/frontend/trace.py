@@ -51,7 +51,7 @@ class TracedFunction:
     sizes: Pattern = ()
     """The sizes of the other inputs, flattened; None where they may vary from call to call."""
     fixed: frozenset[int] = frozenset()
-    """Those of the latter whose value the function used: the trace is specialised to them."""
+    """The sizes among these whose value the function used: the trace is specialised to them."""
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------------
@@ -95,16 +95,16 @@ T = TypeVar("T")
 
 
 class ByStructure(Generic[T]):
-    """What belongs to each structure among some leaves. Only structures whose shapes agree are compared."""
+    """A map from the structures among some leaves to values. Only structures whose shapes agree are compared."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, T] = {}
         self._new: list[tuple[JaggedTensor, T]] = []
-        """Those whose shapes were not needed yet: most calls have one structure."""
+        """Structures whose shapes were not needed yet: most calls have only one structure."""
         self._found: dict[Key, list[tuple[JaggedTensor, T]]] = {}
 
     def find(self, leaf: JaggedTensor) -> T | None:
-        """What was added for the structure of a leaf."""
+        """The value for the structure of a leaf."""
         if not self._by_id:
             return None
         own = self._by_id.get(id(leaf.structure))
@@ -116,7 +116,7 @@ class ByStructure(Generic[T]):
         return next((own for other, own in self._found.get(self._shapes(leaf), ()) if _same(other, leaf)), None)
 
     def add(self, leaf: JaggedTensor, own: T) -> None:
-        """Adds what belongs to the structure of a leaf."""
+        """Adds a value for the structure of a leaf."""
         self._by_id[id(leaf.structure)] = own
         self._new.append((leaf, own))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class ConcreteAxis:
-    """What a dim runs over, compared by identity: the tiles of one loop, or a fixed number of anonymous lanes."""
+    """The range of a dim, compared by identity: the tiles of one loop, or a fixed number of anonymous lanes."""
 
     __slots__ = ("lanes", "named", "tile", "what")
 

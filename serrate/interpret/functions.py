@@ -3,7 +3,7 @@
 In: a torch function (or the name of a method) and its arguments. Out: a `ConcreteValue`; unsupported functions raise.
 
 Elementwise math runs in all lanes, including holes; its result exists where all its operands do (rule 2). Aligned dims must
-belong to one tile, whatever their numbers of lanes: a block size must not decide what a program means.
+belong to one tile, even if their numbers of lanes are equal: block sizes must not affect the meaning of a program.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 In: the bounds of `hl.tile` and `hl.grid`. Out: tiles, one per iteration; and at the end of every iteration, the corrected carried
 values.
 
-A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` has found the carried names, and calls
-`Loop.carry` with each of them at the end of an iteration. Every value knows the reductions that feed it: when each ran, and for
-which lanes of the value something existed. Those that ran in this iteration decide: where none of them had an existing lane, the
-old value stays. A value that no reduction of the iteration feeds is simply new. The decision is made for every lane of the
-carried value separately: a component is one lane of it, or all of its lanes agree, unless they are positions or columns of the
-row. In that case only a decision per lane is independent of which lanes share a tile.
+A finished row rests (rule 5). The interpreter runs the user's own loop; `source.py` finds the carried names and calls
+`Loop.carry` for each of them at the end of an iteration. Every value records the reductions that feed it: when each ran, and for
+which lanes of the value something existed. The reductions of this iteration decide: where none of them had an existing lane, the
+old value stays. If no reduction of the iteration feeds a value, the new value replaces the old one. Each lane of the carried
+value is decided separately. A component is one lane, or all of its lanes agree, unless they are positions or columns of the row;
+in that case, only a decision per lane does not depend on which lanes share a tile.
 
 A carried value keeps only loop-invariant conditions (rule 6). The bound of a plain range is dropped, because reads past it gave
 zeros; a condition on a row's length is refused, because the contents of holes would count.

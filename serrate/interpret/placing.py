@@ -61,8 +61,8 @@ class ConcreteIndex:
 
 
 def place(keys: Sequence[Any], extents: Sequence[int], broadcast: Sequence[bool] = ()) -> ConcreteIndex:
-    """The dims of a result, and every key in them. `extents` has one number per key except None, and `broadcast` says for each of
-    them whether its one element serves all lanes of a tile."""
+    """The dims of a result, and every key in terms of them. `extents` has one number per key except None; `broadcast` says for
+    each of these keys whether its dim has size 1, so that all lanes of a tile read its one element."""
     placed = ConcreteIndex()
     parts: list[tuple[Any, list[int]]] = []
     blocks = [k for k in keys if isinstance(k, ConcreteValue) and k.ndim > 1]

@@ -15,7 +15,7 @@ from serrate.frontend.kernel.machine import current, line_at, user_frame
 
 
 class Writes:
-    """What was written where since the grid loop began."""
+    """The writes since the grid loop began, by address."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[int, int], tuple[int, float, tuple[CodeType, int] | None]] = {}

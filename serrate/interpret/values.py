@@ -33,7 +33,7 @@ def held_in(dtype: torch.dtype) -> torch.dtype:
 
 
 class Unusable(Lanes):
-    """The value of a name after an iteration that does not carry it: using it raises, with the reason.
+    """The value of a name after an iteration that does not carry it: using it raises with the reason.
 
     A name that every iteration sets before reading is not carried, although an `if` may hide that.
     """

@@ -63,7 +63,7 @@ def _inputs(fusion: Fusion) -> None:
 
 
 def _unknown(fusion: Fusion, definition: Definition, tensor: Tensor) -> str:
-    """Why a tensor cannot be read here: it is defined later, never, or in terms of itself."""
+    """The reason why a tensor cannot be read here: it is defined later, never, or in terms of itself."""
     targets = definition.statement.targets
     if fusion.definition_of(tensor) is None:
         return f"{fusion.name}: {tensor.name} is read but never defined"

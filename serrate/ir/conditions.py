@@ -1,6 +1,6 @@
 """Conditions on positions: boolean values as guards, and the bounds that guards put on single lanes.
 
-In: a bool value, or conditions `left < right`. Out: such conditions, and the rest of the value that is not one.
+In: a bool value, or conditions `left < right`. Out: index comparisons, and the remainder of the value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from serrate.ir.values import Call, Constant, Value, call
 
 
 def conditions_of(test: Value) -> tuple[Guard, Value | None]:
-    """Splits a bool value into a conjunction of index comparisons and the rest; the rest is None if there is none.
+    """Splits a bool value into a conjunction of index comparisons and a remainder, or None if nothing remains.
 
     >>> from serrate.ir.expr import symbol
     >>> from serrate.ir.loops import number

@@ -156,8 +156,8 @@ class IterDomain:
 
     @property
     def is_single(self) -> bool:
-        """Whether its index is always 0, so that it broadcasts and needs no loop. A ragged domain with one position in all is not
-        single, and neither is the component that decides which row has it."""
+        """Whether its index is always 0, so that it broadcasts and needs no loop. A ragged domain with a total of one position
+        is not single, and neither is the component that selects its row."""
         return self.pairing is None and self.row_length.value == 1
 
     def extent_at(self, known: Mapping[int, Expr]) -> Expr:

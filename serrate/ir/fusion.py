@@ -27,10 +27,10 @@ from serrate.ir.clone import Cloner
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Environment, Expr, Symbol, as_expr, symbol
 from serrate.ir.hooks import installed
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.same import structure_key
 from serrate.ir.storage import storage_of
+from serrate.ir.structural_key import structure_key
 from serrate.ir.tile import Accumulate, Leaf, Library, Scan, Store
 from serrate.ir.traversal import traverse
 from serrate.ir.values import Role, Tensor
@@ -118,7 +118,7 @@ class PositionInside:
 
 @dataclass(frozen=True)
 class IndicesInside:
-    """A check that the program makes itself: the indices given to a torch indexing operator must be in range.
+    """A check inside the program: indices of a torch indexing operator must be in range.
 
     `found` is a scalar: one of the indices out of range, or `NOTHING`. Only the engine sees this result.
     """
@@ -183,7 +183,7 @@ class Fusion:
     name: str = "fusion"
     inputs: list[TensorView] = field(default_factory=list)
     seeds: list[TensorView] = field(default_factory=list)
-    """The last of the inputs, which a caller does not give: every call draws them from torch's generator."""
+    """The last inputs, which callers do not pass: every call draws them from torch's generator."""
     outputs: list[TensorView] = field(default_factory=list)
     definitions: list[Definition] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -253,7 +253,7 @@ class Fusion:
         return view
 
     def seed(self) -> TensorView:
-        """Declares a seed: an int64 that every call draws for itself, as many as there are seeds, in this order."""
+        """Declares a seed: an int64 that every call draws; a call draws one per seed, in this order."""
         view = self.view(Tensor(self.fresh("T"), torch.int64, (), (), Role.INPUT))
         self.inputs.append(view)
         self.seeds.append(view)

@@ -83,7 +83,7 @@ class Load(Value):
 
 
 class Boxed(Load):
-    """A read of a block that may be copied as a whole: where its guard or its statement's does not hold, it may give anything."""
+    """A read of a block that may be copied as a whole: where its guard or its statement's guard fails, its value is undefined."""
 
     def __str__(self) -> str:
         return f"box {super().__str__()}"
@@ -148,7 +148,7 @@ class For:
     body: tuple[Node, ...]
     bound: Expr
     sparse: bool = False
-    """Whether the extent is usually far below the bound: fewer programs than that then share the positions there are."""
+    """Whether the extent is usually far below the bound: the grid then has fewer programs, which share the positions."""
     brief: bool = False
     """Whether it runs a few times at most, so that keeping blocks of later iterations in flight would cost more than it saves."""
 
@@ -314,9 +314,9 @@ class LoopProgram:
     limits: tuple[tuple[Array, Expr], ...] = ()
     """Upper bounds of the elements of arrays: the number of positions or rows."""
     counts: tuple[tuple[Array, Expr | None], ...] = ()
-    """Arrays that describe rows, and the number of rows if it is one number: they are read only at rows that exist."""
+    """Arrays that describe rows, with the number of rows if it is a single number: they are read only at rows that exist."""
     longest: tuple[tuple[Symbol, Array], ...] = ()
-    """Numbers that are the length of the longest row, each with the boundaries of the rows."""
+    """Numbers that equal the length of the longest row, each with the boundaries of the rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -141,7 +141,7 @@ class WithinRow(Shift):
 
 @dataclass(frozen=True, eq=False)
 class Ordered(Transform):
-    """C -> C' with c = order[c']: the same components in the order of their rows' lengths, within runs of so many."""
+    """C -> C' with c = order[c']: the components sorted by the lengths of their rows, within runs of fixed size."""
 
     order: Array
 
@@ -373,7 +373,7 @@ def ordered(component: IterDomain, ragged: RaggedIterDomain, size: int) -> IterD
 
 
 def lists_long_rows(domain: IterDomain) -> bool:
-    """Whether a domain lists pieces of rows, but of some rows none."""
+    """Whether a domain lists pieces of rows, but some rows have none."""
     made = domain.definition
     return isinstance(made, Combine) and isinstance(made.inputs[1].definition, WithinRow)
 

@@ -46,7 +46,7 @@ class GroupMaximum(PerComponent):
 
 @dataclass(frozen=True)
 class Order(PerComponent):
-    """The components, in the order of `f(c)` within each run of `size` of them; where it is equal, as they come."""
+    """The components, sorted by `f(c)` within each run of `size` components; the sort is stable."""
 
     size: int
 

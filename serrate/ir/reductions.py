@@ -13,8 +13,8 @@ combination of partial results. Both functions return values, so they can be eva
         mul(square(sub(b.mean, a.mean)), mul(a.count, div(b.count, maximum(add(a.count, b.count), 1.0))))))
 
 Lowering relies on these laws: combine is associative, and the identity is neutral on both sides. Elements are combined in order
-unless the reduction is `commutative`. No stage asks for a reduction by name; whatever helps beyond the two functions is part of
-the definition: `in_block`, `two_pass`, `one_pass`, `about_pivot`, `weighing`, `neutral_value`, `State.free`.
+unless the reduction is `commutative`. No stage refers to a reduction by name; anything useful beyond the two functions is part
+of the definition: `in_block`, `two_pass`, `one_pass`, `about_pivot`, `weighing`, `neutral_value`, `State.free`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class State:
     identity: Callable[[torch.dtype], Number]
     """Its value for zero elements."""
     free: bool = False
-    """Whether combining with zero elements ignores it. It then starts as the first element's, so that it has the magnitude of the
-    data and sums relative to it stay small."""
+    """Whether its value is irrelevant for zero elements. It then starts with the first element's state, so that it has the
+    magnitude of the data and sums relative to it stay small."""
 
 
 class Block(Protocol):
@@ -66,7 +66,7 @@ class Block(Protocol):
         """`value`, computed once per block; shaped like `state`."""
 
     def each(self, value: Value) -> Value:
-        """`value` of every element, worked out once where that takes long; 0 of elements that do not exist."""
+        """`value` of every element, computed once if it is expensive; 0 for elements that do not exist."""
 
     def update(self, states: States) -> None:
         """Assigns all states simultaneously."""
@@ -90,9 +90,9 @@ class OnePass:
     """How to compute a reduction relative to the result of another one over the same elements, without a second pass."""
 
     first: Reduction
-    """The other reduction, of the elements."""
+    """The other reduction, over the elements."""
     second: Reduction
-    """This reduction, of terms."""
+    """This reduction, over terms."""
     terms: tuple[Callable[[Value, Value], Value], ...]
     """The forms a term may have, as functions of an element and that result."""
     result: Callable[[States, Value], Value]
@@ -113,14 +113,15 @@ class AboutPivot:
 
 @dataclass(frozen=True)
 class Weighing:
-    """A reduction of (first, total) whose total adds up weights; it can total other values by the same weights, in one pass."""
+    """A reduction with states (first, total) whose total sums weights; in the same pass it can sum other values with these
+    weights."""
 
     function: str
     """The weight of an element: this elementwise function of the element and of the final first state."""
     with_totals: Callable[[int, bool, bool], Reduction]
-    """The same reduction with several totals; it takes the element, and for each total the values to weigh. If the first flag is
-    set, also a scale of the last ones. If the second is set, the first total only divides the others: it may be NaN where they
-    are, and costs less."""
+    """The same reduction with several totals; it takes the element and, for each total, the values to weigh. If the first flag
+    is set, it also takes a scale for the last values. If the second is set, the first total is used only as the divisor of the
+    others: it may be NaN where they are, which makes it cheaper."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Reduction:
     commutative: bool = False
     """Whether the order of elements matters only for rounding; lanes may then take every n-th element."""
     in_block: Callable[[Block, States, States], None] | None = None
-    """Combines a whole block into the carried states with a few block operators. Takes the carried and the new states."""
+    """Combines a whole block into the carried states with a few block operators; takes the carried and the new states."""
     two_pass: TwoPass | None = None
     one_pass: OnePass | None = None
     about_pivot: AboutPivot | None = None
@@ -383,7 +384,7 @@ class _RescaledOnce:
 
 
 def _weighted(power: Value, weight: Value) -> Value:
-    """A power times a weight; where weights have sixteen bits, the power is rounded to as many, as the sides of a product are."""
+    """A power times a weight; for 16-bit weights the power is rounded to 16 bits, like the operands of a matrix product."""
     if carried_dtype(weight.dtype) == weight.dtype:
         return _mul(weight, power)
     return call("mul", call("cast", power, dtype=weight.dtype), weight, dtype=power.dtype)
@@ -398,9 +399,9 @@ def _powers(new: States, maximum: Value) -> States:
 def softmax(totals: int, scaled: bool = False, divides: bool = False) -> Reduction:
     """The maximum, and totals of weights times e^(x - maximum): for attention, the weights are 1 and the columns of the values.
 
-    Takes x and a weight for each total; with x alone, one total with weights 1. With `scaled`, takes a number by which the last
-    weight is multiplied, too: for attention with dropout, which of the elements are kept. With `divides`,
-    the first total only divides the others, and may be NaN if the maximum is infinite.
+    Takes x and a weight for each total; with x alone, one total with weights 1. With `scaled`, also takes a factor of the last
+    weight: for attention with dropout, 0 for dropped elements. With `divides`, the first total only divides the others, and may
+    be NaN if the maximum is infinite.
     """
     names = ["total"] if totals == 1 else [f"total{k}" for k in range(1, totals + 1)]
     return Reduction(
@@ -562,7 +563,7 @@ def _at_least_one(count: Value) -> Value:
 
 
 def _squares_from(states: States, center: Value) -> Value:
-    """The squares relative to another value than the mean: nothing is subtracted."""
+    """The squares relative to a value other than the mean, without subtraction."""
     away = _call("sub", states[MEAN], _cast(center, states[MEAN].dtype))
     return _call("add", states[SQUARE], _call("mul", states[COUNT], _call("square", away)))
 
@@ -616,5 +617,5 @@ REDUCTIONS: dict[str, Reduction] = {
 def reduction(name: str) -> Reduction:
     """The reduction of that name."""
     if name not in REDUCTIONS:
-        raise DtypeError(f"no reduction is called {name!r}; there are {', '.join(REDUCTIONS)}")
+        raise DtypeError(f"unknown reduction {name!r}: choose from {', '.join(REDUCTIONS)}")
     return REDUCTIONS[name]

@@ -32,7 +32,7 @@ def storage_of(logical: Sequence[IterDomain]) -> tuple[IterDomain, ...]:
     domains = collapse(logical)
     if any(d.is_ragged for d in domains):
         raise ShapeError(
-            f"a tensor of shape {shape_text(logical)} cannot be stored: a ragged dim needs the dims that count its rows beside it"
+            f"a tensor of shape {shape_text(logical)} cannot be stored: a ragged dim needs the dims that count its rows"
         )
     return domains
 

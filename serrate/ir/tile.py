@@ -14,18 +14,17 @@ only, and a schedule never changes them; it changes the domains that loops run o
                 | Scan(targets, index, place, reduction, values, over)
                                                   like Accumulate, and targets[place] = what was combined so far
                 | a block statement               of loop programs: private blocks assigned in order, stores at computed indices,
-                                                  atomic adds. Its lanes are axes; what loops have left of these, it does at once
+                                                  atomic adds. Its lanes are axes; positions left by the loops are one block
                 | If | While                      as in loop programs
-                | ByLength(row, least, most, short, other)   `short` for rows of so many positions, `other` for the rest
+                | ByLength(row, least, most, short, other)   `short` for rows of `least` to `most` positions, else `other`
                 | At(domain, of, statement*)      for the position of `domain` that the loop over `of` is at
                 | Along(axis, reverse, statement*)   for every lane of a tile, in order
-    axis      ::= a domain that block statements are written in: its position and what the user may ask of its tile are symbols
+    axis      ::= a domain that block statements refer to: its position and the properties of its tile are symbols
 
-Fusions are written in Store, Accumulate and Scan: the elements that exist follow from the domains. Kernels are written in block
-statements, in their own order, with the conditions under which lanes exist.
-Lanes loops are innermost: a statement under lanes loops is one operation on a block with those lanes. The lanes of block
-statements differ from one statement to the next, so a lanes loop around several of them is not written: it is one of the `lanes`
-of the phase.
+Fusions consist of Store, Accumulate and Scan; the domains determine which elements exist. Kernels consist of block statements,
+in the user's order, with the conditions under which lanes exist. Lanes loops are innermost: a statement under lanes loops is one
+operation on a block with those lanes. Block statements can have different lanes, so there is no lanes loop around several of
+them; its domain is one of the `lanes` of the phase.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class Scan:
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A domain that block statements are written in, and the symbols they write it with.
+    """A domain that block statements refer to, and the symbols for its positions and tiles.
 
     A position counts from `begin`, the index of the domain from 0. The tile of a position, its start and its number of lanes are
     known once a schedule has split the domain; only the user's own `tile.begin`, `tile.end`, `tile.id` and `tile.block_size`
@@ -148,7 +147,7 @@ class Axis:
     least: int = 1
     """The fewest lanes a schedule may choose."""
     alias_of: Axis | None = None
-    """The axis that this one duplicates: a value with the same tile in two dims has them over an axis and its alias."""
+    """The axis that this one duplicates: if a value has the same tile in two dims, the second dim is over the alias."""
     given: IterDomain | None = None
     """The domain, if a schedule made it, such as a work list."""
 
@@ -292,7 +291,7 @@ class At:
     of: IterDomain
     body: tuple[Statement, ...]
     finishes: bool = True
-    """Whether nothing else needs the intermediate results of that position."""
+    """Whether no other statement needs the intermediate results of that position."""
 
     def inside(self, loops: tuple[Loop, ...], index: Expr | None = None) -> tuple[Loop, ...]:
         """The loops around its body: the one over `of` replaced by one over `domain`."""
@@ -302,7 +301,7 @@ class At:
 
 Leaf = Store | Accumulate | Scan
 Around = Loop | Along | ByLength | At
-"""Statements around others that loop programs do not have."""
+"""Statements with bodies that loop programs do not have."""
 Statement = Around | If | While | Leaf | Bind | Declare | Block
 
 
@@ -322,7 +321,7 @@ class Phase:
     lanes: tuple[IterDomain, ...] = ()
     """The domains that are lanes of block statements: what remains of an axis inside the loops over its tiles."""
     is_short: bool = False
-    """Whether it computes rows that their own plan leaves whole, as `Plan.short` says, with the warps of that plan."""
+    """Whether it computes rows that `Plan.short` leaves whole, with the warps of that plan."""
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -382,12 +381,12 @@ class TileProgram:
 
     def axis_of(self, domain: IterDomain) -> Axis | None:
         """The axis that a domain belongs to."""
-        behind, pending = {domain.uid}, [domain]
+        ancestors, pending = {domain.uid}, [domain]
         while pending:
             made = pending.pop().definition
             pending += made.inputs if made is not None else ()
-            behind |= {d.uid for d in made.inputs} if made is not None else set()
-        return next((a for a in self.axes if a.looped and a.alias_of is None and a.domain.uid in behind), None)
+            ancestors |= {d.uid for d in made.inputs} if made is not None else set()
+        return next((a for a in self.axes if a.looped and a.alias_of is None and a.domain.uid in ancestors), None)
 
     def with_phases(self, phases: tuple[Phase, ...]) -> TileProgram:
         return replace(self, phases=phases)
@@ -503,7 +502,7 @@ def _access(tensor: Tensor, index: Index) -> str:
 
 
 def text(program: TileProgram) -> str:
-    """The program as text, for people to read."""
+    """The program as readable text."""
     lines = [f"program {program.name}"]
     lines += [f"  input  {t}" for t in program.inputs]
     lines += [f"  output {t}" for t in program.outputs]

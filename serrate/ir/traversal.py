@@ -1,4 +1,4 @@
-"""What a domain depends on: one walk over domains, transforms and arrays.
+"""Dependencies of a domain: one walk over domains, transforms and arrays.
 
 In: a domain. Out: everything it depends on, each node once, nearest first.
 """

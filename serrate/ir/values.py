@@ -87,7 +87,7 @@ BINARY = (
 )
 LIBRARY_UNARY = "tan atan asin acos sinh cosh asinh acosh atanh erfc erfinv lgamma digamma".split()  # noqa: SIM905
 LIBRARY_BINARY = "atan2 hypot copysign".split()  # noqa: SIM905
-"""Functions of floating point that backends call under these names: of the C library, of libdevice, of torch."""
+"""Floating-point functions that backends call by these names, in the C library, libdevice or torch."""
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys([*UNARY.split(), *LIBRARY_UNARY], 1),
     "finite_or_zero": 1,
@@ -97,20 +97,19 @@ FUNCTIONS: dict[str, int] = {
     "where": 3,
     "random_bits": 3,
 }
-"""Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 where they are equal, infinite or not;
-`exp_below(x, m)` is that too, and NaN where they are infinite. `detach(x)` is x with a derivative of 0, `differentiated_as(x, y)`
-is x with the derivative of y; no backend sees them.
-`floordiv` and `rem` are of integers, rounded down; a divisor of 0 gives 0. `shl` and `shr` shift bits; shifted further than
-there are bits, 0 or the sign is left. `random_bits(seed, word, position)` is 32 random bits as an int32, of which `ir/philox.py`
-says what they are."""
+"""Name -> number of arguments. `exp_diff(x, m)` is e^(x - m) for x <= m, and 1 if both are equal, even if infinite;
+`exp_below(x, m)` is the same, but NaN if both are infinite. `detach(x)` is x with a derivative of 0, `differentiated_as(x, y)`
+is x with the derivative of y; no backend sees them. `floordiv` and `rem` are integer functions, rounded down; a divisor of 0
+gives 0. `shl` and `shr` shift bits; if the shift exceeds the number of bits, 0 or the sign remains.
+`random_bits(seed, word, position)` is 32 random bits as an int32, defined by `ir/philox.py`."""
 COSTLY = frozenset(
     "exp log sqrt rsqrt sigmoid tanh silu gelu erf pow sin cos div exp_diff exp_below gcd atan2 hypot random_bits".split()  # noqa: SIM905
 ) | frozenset(LIBRARY_UNARY)
-"""Functions that take as long as many additions."""
+"""Functions as expensive as many additions."""
 
 
 class Role(Enum):
-    """Where a tensor lives."""
+    """The kind of memory of a tensor."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -417,7 +416,7 @@ def rewrite(value: Value, change: Callable[[Value], Value | None], memo: dict[in
         new = changed
         if isinstance(value, Call):
             args = tuple(rewrite(a, change, memo) for a in value.args)
-            # Not `call`: backends have functions of their own.
+            # Not `call`, which knows only functions of the IR; backends have more.
             new = value if args == value.args else intern(Call, value.dtype, value.function, args)
     memo[id(value)] = new
     return new
@@ -467,7 +466,7 @@ def carried_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def rounding_of(value: Value) -> Value | None:
-    """What a value rounds to 16 bits; None if it is not a rounding.
+    """The operand of a rounding to 16 bits; None if a value is not one.
 
     >>> x = argument("x", torch.float32)
     >>> print(rounding_of(call("cast", x, dtype=torch.bfloat16)), rounding_of(x))

@@ -179,7 +179,7 @@ class TensorView:
     operators: ClassVar[dict[Any, Callable[..., Any]]] = {}
     """torch functions and method names -> operations; filled by the front end."""
     instead: ClassVar[dict[str, str]] = {}
-    """What to write instead of some attributes, to end a message; filled by the front end."""
+    """Suggestions for some missing attributes, appended to messages; filled by the front end."""
     __array_ufunc__ = None
     """Makes numpy scalars defer to traced tensors in operators."""
 

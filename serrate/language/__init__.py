@@ -1,7 +1,7 @@
-"""The tile language: what is written inside a `@serrate.kernel` function, beside torch's own functions.
+"""The tile language: functions for the body of a `@serrate.kernel`, in addition to torch's own functions.
 
-In: bounds, indices, values of tiles. Out: tiles and values. Names and meaning are Helion's; ragged tensors are indexed by tiles
-like plain ones, and bring the conditions under which their positions exist. `docs/kernels.md` is the guide.
+In: bounds, indices, values of tiles. Out: tiles and values. Names and semantics are Helion's. Ragged tensors are indexed by
+tiles like plain tensors; loads add the conditions under which positions exist. `docs/kernels.md` is the guide.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ __all__ = [
 Bound: TypeAlias = Any
 """A number, a scalar tensor, or a value of one number."""
 Sizes: TypeAlias = Any
-"""A block size: a number, what `register_block_size` gave, or None where it may be chosen; or one for each dim."""
+"""A block size: a number, the result of `register_block_size`, or None if the compiler may choose it; or one for each dim."""
 
 
 def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | None = None, *, block_size: Sizes = None) -> Any:
-    """What a loop over tiles runs over: `hl.tile(n)`, `hl.tile(begin, end)`, or several dims at once.
+    """The range of a loop over tiles: `hl.tile(n)`, `hl.tile(begin, end)`, or several dims at once.
 
     >>> import serrate
     >>> import serrate.language as hl
@@ -65,36 +65,36 @@ def tile(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | N
     >>> begins(6)
     tensor([0, 0, 0, 0, 4, 4])
 
-    In the outermost loop tiles are independent programs, which may run in any order; in loops inside they come in order.
+    In the outermost loop, tiles are independent programs, which may run in any order. Inner loops run in order.
     """
     return current("hl.tile").ranges("hl.tile", begin_or_end, end, block_size)
 
 
 def grid(begin_or_end: Bound | Sequence[Bound], end: Bound | Sequence[Bound] | None = None, step: Any = None) -> Any:
-    """What a loop over single positions runs over: plain numbers, or tuples of them."""
+    """The range of a loop over single positions, which are plain numbers or tuples of them."""
     return current("hl.grid").ranges("hl.grid", begin_or_end, end, step, step=True)
 
 
 def jagged_tile(lengths: TileValue, *, block_size: Sizes = None) -> Any:
-    """Tiles up to the longest of a tile's rows; everything indexed by one exists only where its row is that long.
+    """Tiles up to the longest row of a tile; anything indexed by such a tile exists only inside its row.
 
-    Ragged tensors do not need it (`hl.tile(jt.max_length)` will do); it is for plain tensors with offsets by hand.
+    For plain tensors with offsets that the kernel handles itself. Ragged tensors do not need it: use `hl.tile(jt.max_length)`.
     """
     return current("hl.jagged_tile").jagged_range(lengths, block_size)
 
 
 def load(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], extra_mask: Any = None) -> TileValue:
-    """`tensor[index]`, reading nothing where the mask is false: these lanes exist, and hold 0."""
+    """`tensor[index]`. Where the mask is false, nothing is read, and the lane exists and holds 0."""
     return current("hl.load").load(tensor, list(index), extra_mask)  # type: ignore[no-any-return]
 
 
 def store(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value: Any, extra_mask: Any = None) -> None:
-    """`tensor[index] = value`, writing nothing where the mask is false."""
+    """`tensor[index] = value`. Where the mask is false, nothing is written."""
     current("hl.store").store(tensor, list(index), value, extra_mask)
 
 
 def atomic_add(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value: Any) -> None:
-    """Adds to elements of a tensor. Lanes and programs may add to the same one, in an order that is not fixed."""
+    """Adds to elements of a tensor atomically. Lanes and programs may add to the same element, in any order."""
     current("hl.atomic_add").store(tensor, list(index), value, add=True)
 
 
@@ -128,8 +128,8 @@ def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torc
 def rand(shape: Sequence[Any], seed: Any) -> TileValue:
     """Uniform random numbers in [0, 1) for every lane of these tiles, block sizes or numbers.
 
-    A number is a function of the seed and of the positions of its lane: the same whatever runs the kernel, and in what blocks. A
-    seed is a whole number or a tensor without dims; pass `torch.randint(2**62, ())` where each call should draw others.
+    A number is a function of the seed and of its lane's positions; it does not depend on the backend or the block sizes. A seed
+    is a whole number or a 0-dim tensor; pass `torch.randint(2**62, ())` to draw new numbers in each call.
 
     >>> import serrate
     >>> import serrate.language as hl
@@ -151,14 +151,14 @@ def randint(shape: Sequence[Any], low: int, high: int, seed: Any) -> TileValue:
 
 
 def specialize(value: Any) -> Any:
-    """A number (or several) that a compiled kernel may take as fixed; it is given back as it is."""
+    """Returns a number (or several) unchanged, and compiles it in as a constant."""
     if isinstance(value, (tuple, list, torch.Size)):
         return tuple(specialize(v) for v in value)
     return current("hl.specialize").number(value, "hl.specialize")
 
 
 def register_block_size(low: Bound, high: Bound | None = None) -> int:
-    """A block size that may be chosen, up to an extent: for shapes, and for `block_size=` of loops."""
+    """A block size, up to an extent, that the compiler may choose; for shapes and for `block_size=` of loops."""
     return current("hl.register_block_size").block_size(low, high)  # type: ignore[no-any-return]
 
 
@@ -185,7 +185,7 @@ def register_tunable(name: str, choices: Any) -> Any:
 
 
 def device_num_sms() -> int:
-    """How many workers the device runs at once: on a CPU, threads."""
+    """The number of workers that the device runs concurrently: threads on a CPU."""
     current("hl.device_num_sms")
     return torch.get_num_threads() or os.cpu_count() or 1
 
@@ -201,5 +201,5 @@ def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: boo
 
 
 def fill(x: TileValue, value: float) -> TileValue:
-    """Makes every position exist; those that did not hold `value`."""
+    """Makes every position exist; former holes contain `value`."""
     return current("hl.fill").fill(x, value)  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""Limits: upper bounds of the elements of a program's arrays, taken from the extents that their rows lie in.
+"""Limits: upper bounds of the elements of a program's arrays, derived from the extents that contain their rows.
 
-In: a scheduled tile program. Out: a limit for each array that a caller holds. `passes/inside.py` clamps reads to it.
+In: a scheduled tile program. Out: a limit for each array that a caller holds. `passes/keep_in_bounds.py` clamps reads to it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
     tensors = dict.fromkeys((*program.inputs, *program.outputs, *used))
     domains = [d for t in tensors for d in (*t.logical, *t.storage)]
     domains += [s.domain for phase in program.phases for s, _ in walk(phase.body) if isinstance(s, Loop)]
-    # A loop over all positions finds the row of each: rows are then named by the values alone.
+    # A loop over all positions finds their rows by search, so rows occur only in values.
     domains += [d for phase in program.phases for leaf in phase.leaves for v in leaf.values for d in domains_in(v)]
-    behind = {node: None for domain in domains for node in traverse(domain)}
+    reachable = {node: None for domain in domains for node in traverse(domain)}
     found: dict[Array, Expr] = {}
-    for node in behind:
+    for node in reachable:
         if isinstance(node, Partition | Spread):
             whole = node.inputs[0] if isinstance(node, Partition) else node.outputs[0]
             extent = settled(whole.extent_expr)
@@ -47,7 +47,7 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
             for array, bound in bounds.items():
                 if is_held(array):
                     found[array] = minimum(found.get(array, bound), bound)
-    for node in behind:
+    for node in reachable:
         if isinstance(node, RaggedIterDomain):
             # Rows without a common extent, such as those of products: their end when they were checked.
             for e in node.length.walk():
@@ -59,7 +59,7 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
 def settled(extent: Expr) -> Expr:
     """An extent as it was when the program was prepared, which is when memory was allocated."""
     read = [e for e in extent.walk() if isinstance(e, Element) and is_held(e.array)]
-    # Any element of any array counts: the length of a selected row as well as the end of the last one.
+    # Every element of every array matters: the length of a selected row as well as the end of the last row.
     return extent.substitute({e: longest(e, const(1)) for e in read}) if read else extent
 
 

@@ -1,4 +1,4 @@
-"""Nests: which statements can share one nest of loops, on targets where lanes are loops.
+"""Nests: which statements can share one loop nest, on targets where lanes are loops.
 
 In: block statements. Out: whether a statement can join those before it, and the private blocks they touch.
 """

@@ -25,7 +25,7 @@ from serrate.lower.passes.factor_operands import factor_operands
 from serrate.lower.passes.gathers import gathers
 from serrate.lower.passes.guess_maxima import guess_maxima
 from serrate.lower.passes.hoist_guards import hoist_guards
-from serrate.lower.passes.inside import inside
+from serrate.lower.passes.keep_in_bounds import keep_in_bounds
 from serrate.lower.passes.lane_partials import lane_partials
 from serrate.lower.passes.launch_bounds import launch_bounds
 from serrate.lower.passes.long_sums import long_sums
@@ -72,14 +72,14 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (target.lanes_in_order, split_selects),
         # stop loops past the last element; let idle workers exit at once
         (True, functools.partial(end_loops, branches=target.branches)),
-        # a row's own length ends it: drop the length of the longest
+        # drop the length of the longest row where a row's own length is the tighter bound
         (True, row_ends),
         # look up the owner of a grid position in a table; launch grids bounded only by lengths with a host-known bound
         (target.tables, tabulate),
         (target.tables, launch_bounds),
         # clamp values that a caller could still change, so that no access leaves its tensor
-        (True, inside),
-        # test conditions that a loop does not change before it
+        (True, keep_in_bounds),
+        # hoist loop-invariant conditions out of loops
         (not target.lanes_in_order, hoist_guards),
         # combine lanes after the loop that reduces them
         (target.factors_blocks, functools.partial(loop_partials, most=target.simple_block)),
@@ -130,7 +130,7 @@ def optimised(program: LoopProgram, target: Target) -> LoopProgram:
     shown = log.isEnabledFor(logging.DEBUG)
     before = str(program) if shown else ""
     if shown:
-        log.debug("%s, as it is made\n%s", program.name, before)
+        log.debug("%s, before all passes\n%s", program.name, before)
     for name, each in passes(target):
         made = each(program)
         if made is program:

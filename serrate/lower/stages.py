@@ -43,7 +43,7 @@ def stages(fusion: Fusion) -> tuple[Stage, ...]:
 
 
 def _grouped_and_inverted(live: list[Definition]) -> list[Definition]:
-    """Where the permutation of a `group_by` is inverted, one call does both: it knows where every position goes."""
+    """Fuses a `group_by` with the inversion of its permutation: one call computes both."""
     groups = {d.statement.targets[1]: d for d in live if isinstance(d.statement, Library) and d.statement.function == "group_by"}
     inverses: dict[Definition, Definition] = {}
     for definition in live:

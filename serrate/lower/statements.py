@@ -1,8 +1,8 @@
 """From scheduled phases of block statements to loops: axes become loop indices and lanes.
 
-In: a phase whose loops a schedule has split. Out: statements of a loop program. The loops around a statement and its
-lanes determine the position along every axis; index expressions are rewritten in terms of them. Conditions that hold anyway,
-or that loop bounds enforce, are dropped.
+In: a phase whose loops a schedule has split. Out: statements of a loop program. The loops around a statement and its lanes
+determine the position along every axis, and index expressions are rewritten in terms of them. Conditions that always hold, or
+that loop bounds enforce, are dropped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Scope(Renaming):
     known: frozenset[Less] = frozenset()
     entered: frozenset[Axis] = frozenset()
     dropped: dict[Less, str] = field(default_factory=dict)
-    """Conditions that need no check, with reasons; for people to read."""
+    """Conditions that need no check, with reasons, for reports."""
 
     def expr(self, expr: Expr) -> Expr:
         return _numbers(expr.substitute(self.swap))

@@ -79,7 +79,7 @@ class _Verifier:
                 self._grids(node.body)
             elif any(isinstance(n, For) and n.kind is GRID for part in bodies(node) for n in nodes(part)):
                 self.node = node
-                self.fail("a grid loop is inside something that is not one")
+                self.fail("a grid loop may be nested only in grid loops")
 
     def body(self, body: tuple[Node, ...], known: frozenset[Symbol], locals_: dict[str, Local]) -> None:
         names, blocks = set(known), dict(locals_)
@@ -99,7 +99,7 @@ class _Verifier:
                     names |= {symbol(node.local.name, None, None), symbol(node.local.name)}
             elif isinstance(node, For):
                 if node.kind not in (GRID, SERIAL):
-                    self.fail("a loop is either a grid or serial")
+                    self.fail("a loop must be grid or serial")
                 self.body(node.body, frozenset(names | {node.symbol}), blocks)
             elif isinstance(node, If):
                 for part in bodies(node):
@@ -119,7 +119,7 @@ class _Verifier:
     def _block(self, node: Block, names: set[Symbol], blocks: dict[str, Local]) -> None:
         lanes = node.lanes
         if len({lane.symbol for lane in lanes}) != len(lanes) or any(lane.size < 1 for lane in lanes):
-            self.fail("a statement has each lane once, with at least one position")
+            self.fail("lanes of a statement must be distinct and not empty")
         for value in values_of(node):
             for v in value.walk():
                 if isinstance(v, Held):
@@ -131,7 +131,7 @@ class _Verifier:
         if isinstance(node, Write | Prefetch):
             self._access(node.tensor, len(node.index))
             if isinstance(node, Write) and node.tensor not in self.writable:
-                self.fail(f"{node.tensor.name} is written, and is neither a result nor scratch")
+                self.fail(f"{node.tensor.name} is written, but is neither a result nor scratch")
             return
         for local in written_by(node):
             declared = self._block_like(local, blocks)
@@ -139,32 +139,32 @@ class _Verifier:
                 self.fail(f"{local.name} is declared as {declared.dtype}")
             open_lanes = [lane for lane in local.lanes if lane not in lanes and lane.symbol not in names]
             if open_lanes and self.complete:
-                self.fail(f"nothing says at which {open_lanes[0].symbol} {local.name} is written")
+                self.fail(f"the position of {local.name} along {open_lanes[0].symbol} is undefined")
         if isinstance(node, Fold):
             if len({local.lanes for local in node.locals}) != 1 or len(node.values) != len(node.locals):
-                self.fail("a fold has a value for each of its states, which have the same lanes")
+                self.fail("a fold needs one value per state, and states with equal lanes")
             return
         self._fits(node)
         if isinstance(node, Assign):
             self._same_lanes(node.local, lanes)
         elif isinstance(node, Dot):
             if len(lanes) != 3 or node.local.lanes != lanes[:2]:
-                self.fail("a product has lanes (rows, columns, depth), and its block the first two")
+                self.fail("a product needs lanes (rows, columns, depth), and a block with the first two")
         elif isinstance(node, Running):
             self._running(node)
         elif node.operator not in REDUCTIONS:
-            self.fail(f"no reduction of blocks is called {node.operator}")
+            self.fail(f"unknown block operator {node.operator}")
 
     def _running(self, node: Running) -> None:
         self._same_lanes(node.local, node.lanes)
         if node.axis is not None and (node.axis not in node.lanes or node.axis in node.carry.lanes):
-            self.fail("a running value goes along a lane of its statement that its carry does not have")
+            self.fail("a running value must scan a lane of its statement that its carry lacks")
         if node.operator not in REDUCTIONS:
-            self.fail(f"no reduction of blocks is called {node.operator}")
+            self.fail(f"unknown block operator {node.operator}")
 
     def _same_lanes(self, local: Local, lanes: tuple[Lane, ...]) -> None:
         if not set(lanes) <= set(local.lanes):
-            self.fail(f"lanes that {local.name} does not have would write it in turn")
+            self.fail(f"several lanes would write one element of {local.name}")
 
     def _block_like(self, local: Local, blocks: dict[str, Local]) -> Local:
         """The declaration of a private block; its lanes must have the same sizes."""
@@ -180,13 +180,13 @@ class _Verifier:
         """Floats become integers only by an explicit cast."""
         whole = not node.local.dtype.is_floating_point and node.local.dtype != torch.bool
         if whole and any(v.dtype.is_floating_point for v in values_of(node)):
-            self.fail(f"{node.local.name} is {node.local.dtype}, and gets a float")
+            self.fail(f"{node.local.name} is {node.local.dtype}, but is assigned a float")
 
     def _access(self, tensor: Tensor, count: int) -> None:
         if tensor not in self.readable:
             self.fail(f"{tensor.name} is not a tensor of the program")
         if count != self.dims[tensor]:
-            self.fail(f"{tensor.name} has {self.dims[tensor]} dims in memory, and {count} indices")
+            self.fail(f"{tensor.name} has {self.dims[tensor]} dims in memory, but {count} indices")
 
 
 def _dims(tensor: Tensor) -> int:

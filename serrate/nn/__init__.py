@@ -1,4 +1,4 @@
-"""Modules over ragged tensors: `torch.nn` for batches of rows, thin over the operators and `jit`.
+"""Modules over ragged tensors: `torch.nn` for batches of rows, as thin wrappers around the operators and `jit`.
 
 linear       GroupedLinear: a weight for each group
 tables       EmbeddingBag: pooled lookups, with an optimiser fused into the backward pass if wanted

@@ -54,7 +54,7 @@ def _self_attention(
     window: int | None,
     dropout: float,
 ) -> Ragged:
-    """Attention of queries, keys and values side by side, as one projection leaves them."""
+    """Attention of queries, keys and values that are concatenated, as one projection returns them."""
     query, key, value = projected.split(widths, dim=2)
     return _attended(query, key, value, head_dim, angles, mask, is_causal, window, dropout)
 
@@ -62,8 +62,8 @@ def _self_attention(
 class MultiheadAttention(nn.Module):
     """Every row attends to itself, or to the row of another ragged tensor; no positions are padded, no scores are stored.
 
-    With the defaults, its parameters are those of `torch.nn.MultiheadAttention`, and so are their names: either loads the other's
-    `state_dict`. It returns the output alone, without weights.
+    With the defaults, it has the parameters of `torch.nn.MultiheadAttention` under the same names, so either loads the other's
+    `state_dict`. It returns only the output, without weights.
 
     - `num_kv_heads`: fewer heads of keys and values than of queries, each shared by a group of queries' heads
     - `is_causal`: a position sees none after it; `window`: it sees only the nearest `window`, itself included

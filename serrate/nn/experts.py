@@ -23,7 +23,7 @@ GATED = ("swiglu", "geglu")
 
 
 class MoEOutput(NamedTuple):
-    """What `MoE` returns."""
+    """The result of `MoE`."""
 
     output: Any
     """`[B, r0, D]` or `[tokens, D]`, as the input."""
@@ -32,7 +32,7 @@ class MoEOutput(NamedTuple):
     z_loss: Tensor
     """The mean of `logsumexp(logits) ** 2`."""
     load: Tensor
-    """How many tokens each expert got, int64 `[experts]`."""
+    """The number of tokens of each expert, int64 `[experts]`."""
 
 
 class Routed(NamedTuple):

@@ -56,7 +56,7 @@ class EmbeddingBag(nn.EmbeddingBag):
             self.register_buffer("sum_of_squares", torch.zeros(self.num_embeddings, device=self.weight.device, dtype=exact))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingBag:
-        """`to`, `half`, `cuda` ...: sums of squares are not rounded to sixteen bits, in which they would soon stop growing."""
+        """For `to`, `half`, `cuda` ...: does not round sums of squares to 16 bits, in which they would soon stop growing."""
         sums = self._buffers.get("sum_of_squares")
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if sums is not None and self.sum_of_squares.dtype.itemsize < torch.float32.itemsize:

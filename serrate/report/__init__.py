@@ -1,4 +1,4 @@
-"""Reports: what `explain` says about a call. For people; no stage of the compiler uses any of this.
+"""Reports: the result of `explain`. No stage of the compiler uses any of this.
 
 In: compiled programs and the arguments of a call. Out: a `Report`: data that prints as text and is written as a page.
 

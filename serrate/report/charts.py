@@ -12,7 +12,7 @@ from html import escape
 from serrate.tensor.display.describe import Bin
 
 WIDTH = 680.0
-"""Of a histogram."""
+"""The height of a histogram."""
 BAR_WIDTH = 460.0
 LINE = 26.0
 CHARACTER = 7.4

@@ -1,7 +1,7 @@
-"""Fills reports: reads what is built for a call, and what else could be.
+"""Fills reports: reads the programs that are built for a call, and considers the alternatives.
 
-In: stages with the calls they are bound to. Out: a `Report`. Plans of other strategies are made and lowered, but not built, to
-count their lanes.
+In: stages with the calls they are bound to. Out: a `Report`. To count the lanes of other strategies, their plans are made and
+lowered, but not built.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class StageFacts:
     target: Target
     ready: Prepared
     usual: str
-    """Why it would have its strategy if nothing was measured."""
+    """The reason for the heuristic's choice of a strategy."""
     tuning: Tuning | None
-    """What was measured; None if there is nothing to choose."""
+    """The tuning record; None if there is no choice."""
     planned: Callable[[Candidate], Plan]
     """The plan that a candidate stands for."""
     data: Callable[[LoopProgram], tuple[dict[Array, InMemory], dict[Symbol, int]]]
-    """What a lowered program would be given."""
+    """The arrays and numbers that a lowered program would get."""
 
 
 def report(
@@ -126,7 +126,7 @@ def _stage_report(asked: StageFacts) -> StageReport:
 
 
 def _bounds(program: TileProgram) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]:
-    """The guards of all statements, and the bounds that need none."""
+    """The guards of all statements, and the bounds that need no guard."""
     kept: dict[tuple[str, str], None] = {}
     proven: dict[str, str] = {}
     for phase in program.phases:
@@ -155,7 +155,7 @@ def _note_guards(loops: Sequence[Loop], kept: dict[tuple[str, str], None], prove
 
 
 def _in_names(need: Need) -> str:
-    """The condition in terms of the domain and its rows; how their indices follow from the loops is another matter."""
+    """The condition in terms of the domain and its rows, without the index expressions of the loops."""
     named = [(domain, symbol(domain.name)) for domain in (need.domain, *need.domain.owners)]
     return str(condition(need.domain, Indices(named), need.lower))
 
@@ -169,7 +169,7 @@ def _note_conditions(body: Iterable[Node], kept: dict[tuple[str, str], None]) ->
 
 
 def _reason(guard: Less) -> str:
-    """Why a kernel's condition is checked."""
+    """The reason for a condition of a kernel."""
     if any(isinstance(e, Element) for side in (guard.left, guard.right) for e in side.walk()):
         return "rows differ in length, and are not whole tiles"
     return "tiles may reach past the end"
@@ -187,7 +187,7 @@ def _by_reason(proven: Mapping[str, str]) -> tuple[Bound, ...]:
 
 
 def _why(asked: StageFacts) -> str:
-    """Why the program has its strategy."""
+    """The reason for the program's strategy."""
     tuning = asked.tuning
     if tuning is None or not tuning.tried:
         return asked.usual
@@ -202,7 +202,7 @@ def _why(asked: StageFacts) -> str:
 
 
 def _trials(asked: StageFacts) -> tuple[Trial, ...]:
-    """What was measured, in that order, and then the strategies that were not."""
+    """The measured candidates, in order, then the strategies that were not measured."""
     tuning, found = asked.tuning, list[Trial]()
     for each in () if tuning is None else tuning.tried:
         chosen = tuning is not None and each.candidate == tuning.chosen

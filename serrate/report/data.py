@@ -39,16 +39,16 @@ class Bound:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known about one way to run a program."""
+    """One candidate for running a program."""
 
     name: str
     """The strategy, with options that differ from the usual ones."""
     strategy: str
     chosen: bool
     seconds: float | None
-    """Of one run; None if it was not timed."""
+    """The time of one run; None if it was not timed."""
     reason: str
-    """Why it cannot run, was not timed, or not to the end."""
+    """The reason why it cannot run, was not timed, or was dropped."""
     lanes: LaneCount | None
     """None if it cannot run, or if it differs from another trial only in options."""
 
@@ -63,9 +63,9 @@ class StageReport:
     plan: tuple[str, ...]
     """The loops, one line each."""
     why: str
-    """Why this strategy."""
+    """The reason for the strategy."""
     reasons: tuple[str, ...]
-    """Why the plan is as it is, and what is known about the program."""
+    """Reasons for the plan, and facts about the program."""
     tiles: tuple[TileSize, ...]
     kept: tuple[Bound, ...]
     """Guards: conditions that are checked when the program runs, or end its loops."""
@@ -147,7 +147,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def lanes_text(lanes: LaneCount) -> str:
-    """How many lanes run and are holes."""
+    """The share of lanes that are holes, as text."""
     about = "" if lanes.exact else "about "
     return f"{percent(lanes.waste)} of {about}{lanes.visited:,} lanes are holes"
 

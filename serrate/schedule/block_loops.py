@@ -22,7 +22,7 @@ def find(program: TileProgram, name: str) -> Phase:
     for phase in program.phases:
         if phase.name == name:
             return phase
-    raise ScheduleError(f"no phase is called {name!r}; there are {', '.join(p.name for p in program.phases)}")
+    raise ScheduleError(f"unknown phase {name!r}: choose from {', '.join(p.name for p in program.phases)}")
 
 
 def swap(program: TileProgram, name: str, *new: Phase) -> TileProgram:

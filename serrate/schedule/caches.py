@@ -1,6 +1,6 @@
 """Copies of a tensor that a schedule adds: before it, or between it and its readers.
 
-In: a fusion and one of its tensors. Out: the same fusion with one definition more; it computes the same.
+In: a fusion and one of its tensors. Out: the same fusion with one more definition; its results do not change.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def cache_before(fusion: Fusion, tensor: Tensor) -> TensorView:
     copy = fusion.tensor(tensor.dtype, tensor.logical)
     place = fusion.definitions.index(definition)
     if isinstance(statement, Library):
-        raise ScheduleError(f"cache_before: {tensor.name} is made by the library call {statement.function}; use cache_after")
+        raise ScheduleError(f"cache_before: {tensor.name} is computed by the library call {statement.function}; use cache_after")
     changed = replace(statement, tensor=copy) if isinstance(statement, Store) else replace(statement, targets=(copy,))
     fusion.definitions[place] = replace(definition, statement=changed)
     fusion.define([tensor], tensor.logical, Store(tensor, tensor.logical, read(copy, tensor.logical)))

@@ -1,7 +1,7 @@
 """The primitives `ragged`, `fork` and `cut` on loops of block statements: how a kernel's rows are cut into pieces.
 
-In: a loop whose statements only take effect inside a row. Out: the same loop over the row alone; or two phases, the first over a
-work list of the pieces of all rows, the second over the rows.
+In: a loop whose statements only take effect inside a row. Out: the same loop, ending with the row; or two phases, one over a work
+list of the pieces of all rows, and one over the rows.
 
     ragged   for c: for k < n: s where k < length[c]   ->   for c: for r[c]: s
     fork     for c: for r[c]: s                        ->   for c: if length[c] <= N: for r'[c]: s  else: for r[c]: s
@@ -306,7 +306,7 @@ class Cut:
         require_movable_ahead(self.phase, self.loop)
 
     def _carried_outside(self) -> str:
-        """The values that the loop reads and that depend on what an enclosing loop carries: pieces run before these are known."""
+        """The values read by the loop that depend on a value carried by an enclosing loop: they are unknown when pieces run."""
         around = (c for outer in self.path if outer.kind is not GRID for c in outer.carried)
         names = {local.name for carry in around for local in carry.locals}
         own = {local.name for local in self.carried}

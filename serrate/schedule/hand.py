@@ -190,13 +190,17 @@ def check_no_rows(function: str, phase: str, loop: Sequence[IterDomain], domain:
     """Raises if a loop selects rows: its positions cannot change, because lengths exist only for existing rows."""
     for ragged in loop:
         if isinstance(ragged, RaggedIterDomain) and picks(domain, ragged.component):
-            raise ScheduleError(f"{function}: {domain.name} of {phase} picks the rows of {ragged.name}, whose ends must be kept")
+            raise ScheduleError(
+                f"{function}: {domain.name} of {phase} selects the rows of {ragged.name}, whose ends must be kept"
+            )
 
 
 def check_swizzle(phase: str, by: IterDomain, domain: IterDomain, *, by_is_reduced: bool, is_reduced: bool) -> None:
     """Raises if the position in the result would depend on a reduced loop."""
     if by_is_reduced and not is_reduced:
-        raise ScheduleError(f"swizzle: {phase} keeps {domain.name} and reduces {by.name}, which cannot say where a result goes")
+        raise ScheduleError(
+            f"swizzle: {phase} keeps {domain.name} and reduces {by.name}; a kept loop cannot depend on a reduced one"
+        )
 
 
 def check_partition(phase: str, domain: IterDomain, made: Pair, reduces: Callable[[IterDomain], bool]) -> None:
@@ -205,7 +209,7 @@ def check_partition(phase: str, domain: IterDomain, made: Pair, reduces: Callabl
     gone = next((d for d in counted_by(made[1])[:-1] if reduces(d)), None) if owner is not made[0] else None
     if gone is not None and not reduces(domain):
         raise ScheduleError(
-            f"partition: {phase} keeps {domain.name} and reduces {gone.name}, which cannot say where a result goes"
+            f"partition: {phase} keeps {domain.name} and reduces {gone.name}; a kept loop cannot depend on a reduced one"
         )
 
 
@@ -274,7 +278,7 @@ def allocation_steps(tensor: Tensor, wanted: Sequence[IterDomain]) -> tuple[tupl
         current = (*rest[:place], *ready.outputs, *rest[place:])
     if {d.uid for d in current} != {d.uid for d in goal} or len(current) != len(goal) or any(d.is_ragged for d in goal):
         raise ScheduleError(
-            f"set_allocation: [{', '.join(map(str, wanted))}] is not made of the dims of {tensor.name}, "
+            f"set_allocation: [{', '.join(map(str, wanted))}] cannot be made from the dims of {tensor.name}, "
             f"[{', '.join(map(str, tensor.logical))}], or of its memory, [{', '.join(map(str, tensor.storage))}], by splits, "
             "merges and combines of all of them"
         )

@@ -1,15 +1,15 @@
 """The choice of a strategy without measuring: from the density, the longest length and the number of rows.
 
-In: facts about the rows of a call. Out: a strategy's name and its options. Decides speed, never meaning. The number of threads
-is not one of the facts: on a CPU the same rows have the same plan, and so the same bits, for any number of threads.
+In: facts about the rows of a call. Out: a strategy's name and its options. Decides speed, never meaning. The number of threads is
+not an input: on a CPU the same rows get the same plan, and so the same bits, for any number of threads.
 
 | rows                                                   | strategy           | because                                       |
 | one is long, and a large share of all                  | persistent_dynamic | all other workers would wait for it           |
 | dense (0.7 or more), shorter than a block              | masked             | one row at a time would leave lanes idle      |
 | anything else                                          | maskless           | no idle lanes, and no partial results         |
-On a GPU, rows are also cut where their lengths are unknown (short ones are still done whole), where they are few, and for matrix
-products, to occupy all of it. Low density alone decides nothing: exponential and
-bimodal lengths have a density of 0.1, and run as fast whole as in pieces, as long as no row is a large share of all.
+On a GPU, rows are also cut if their lengths are unknown (short rows still stay whole), if there are few rows, and for matrix
+products, to occupy all multiprocessors. Low density alone decides nothing: exponential and bimodal lengths have a density of 0.1,
+and run as fast whole as in pieces, as long as no row is a large share of the total.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serrate.schedule.target import Target, power_of_two_at_least
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What is known about the rows of a call; `longest` is None if it is unknown. A component of a product counts as one row."""
+    """Statistics of the rows of a call; `longest` is None if it is unknown. A component of a product counts as one row."""
 
     count: int
     total: int
@@ -47,10 +47,10 @@ class RowStatistics:
 
 
 def similar_mean(mean: int, earlier: list[int]) -> int:
-    """The first of several mean lengths that is at most twice and at least half as long; without one, `mean`, which is added.
+    """The first of the `earlier` means within a factor of two of `mean`; if there is none, `mean` itself, which is appended.
 
-    Sizes that are compiled in are chosen for this mean: batches with slightly different ones then share a program, wherever the
-    bound between two sizes happens to be.
+    Compiled-in sizes are chosen for this mean, so that batches with slightly different means share a program, wherever the
+    threshold between two sizes is.
 
     >>> earlier = [24]
     >>> [similar_mean(mean, earlier) for mean in (31, 33, 13, 100, 60)], earlier
@@ -70,9 +70,9 @@ KEPT_BYTES = 512 << 10
 LONG_BYTES = 512 << 10
 """The fewest bytes of a row that is worth cutting: a shorter one is finished before another worker could help."""
 NUMBER_BYTES = 16
-"""The most bytes of a position that count as a plain number."""
+"""A position of at most this many bytes counts as a plain number."""
 SHORT = 4096
-"""The longest row that a GPU treats as short: a worker with few warps soon finishes it."""
+"""The longest row that a GPU treats as short: a worker with few warps finishes it quickly."""
 PIVOT_BYTES = 1 << 20
 """The most bytes of a row whose moments a GPU sums about a pivot: each lane sums few elements then."""
 LEAST_TILE, SHORT_TILE = 8, 64
@@ -86,8 +86,8 @@ SHARES = 64
 
 
 Carried = Literal["nothing", "sums", "statistics"]
-"""What a worker carries from one block of a row to the next: simple reductions, of which each lane keeps its own, or statistics
-such as those of a softmax, which all lanes combine in every block."""
+"""What a worker carries from one block of a row to the next: simple reductions, for which each lane keeps a partial result, or
+statistics such as those of a softmax, which all lanes combine in every block."""
 
 
 class NumberBlocks(NamedTuple):
@@ -100,8 +100,9 @@ class NumberBlocks(NamedTuple):
 
 NUMBERS: dict[Carried, NumberBlocks] = {
     "nothing": NumberBlocks(1024, 4, 64),
-    # Four numbers in each thread: 32 registers suffice, so that all warps of a multiprocessor wait for memory at once. A group
-    # of rows takes one register for each row of a thread.
+    # Four numbers per thread: 32 registers suffice, so a multiprocessor runs all its warps and hides memory latency. A group of
+    # rows
+    # takes one register for each row of a thread.
     "sums": NumberBlocks(512, 4, 128),
     # Lanes are combined in every block: few warps, with many numbers in each thread. A group of rows takes the registers of
     # several states for each row of a thread.
@@ -113,7 +114,7 @@ exponential and Zipf: sums 59, 52 and 46 (64 rows: 56, 54 and 40), softmax 45, 4
 
 
 class Choice(NamedTuple):
-    """What is chosen without measuring."""
+    """The choice that is made without measuring."""
 
     strategy: str
     options: dict[str, int]
@@ -177,11 +178,11 @@ def choose(
 
 
 WHY_PRODUCTS = "blocks of the matrix products of all rows occupy all workers"
-"""Why a GPU takes pieces of rows for matrix products."""
+"""The reason for cutting rows for matrix products on a GPU."""
 
 
 def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool) -> str:
-    """Why many workers take pieces of rows; empty if they take whole rows."""
+    """The reason for cutting rows if there are many workers; empty if rows stay whole."""
     if product:
         return WHY_PRODUCTS
     if rows.longest is None:

@@ -104,7 +104,7 @@ class LoopHandle:
             wanted = ParallelType(kind)
         except ValueError:
             known = choices(kind, (k.value for k in ParallelType))
-            raise ScheduleError(f"parallelize: {kind!r} is not how a loop can run: {known}") from None
+            raise ScheduleError(f"parallelize: {kind!r} is not a parallel type: {known}") from None
         self._record(replace(state, parallel={**state.parallel, domain.uid: wanted}))
 
     # --- several tensors -------------------------------------------------------------------------------------------------

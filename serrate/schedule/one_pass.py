@@ -1,8 +1,8 @@
 """The primitive `one_pass` on loops of block statements: a row is read once for two reductions, one of which needs the other.
 
-In: a loop that reduces a row, and a later one that reduces it relative to a value that depends on the first. Out: the first loop,
-which also carries the states of a reduction (Welford) from which the second result follows. This saves memory traffic if a row
-does not stay in cache; if it does, two simple passes are less work.
+In: a loop that reduces a row, and a later loop that reduces the row relative to a value computed from the first result. Out: the
+first loop, which also carries the states of a reduction (Welford) that determine the second result. This saves memory traffic if
+a row does not stay in cache; if it does, two simple passes are less work.
 
     total sum= x over the row;  c = f(total);  squares sum= (x - c)^2 over the row
         ->  total sum= x, (n, mean, s) welford= x over the row;  c = f(total);  squares += s + n*(mean - c)^2

@@ -1,7 +1,8 @@
 """Partition of a loop by a schedule: by numbers, or by offsets that the program itself partitions by.
 
-In: the loops of a tensor, the place of the one to partition, and boundaries. Out: the component loop and the ragged loop. Offsets
-of several dims have a row of boundaries for each position of the loops outside; those of a ragged loop, for each of its rows.
+In: the loops of a tensor, the index of the loop to partition, and boundaries. Out: the component loop and the ragged loop.
+Multi-dimensional offsets have a row of boundaries for each position of the enclosing loops; for a ragged loop, for each of its
+rows.
 
     for i:             s   ->   for c: for r[c]: s                by K+1 boundaries
     for g: for i:      s   ->   for g: for c: for r[g][c]: s      by [G, K+1]
@@ -22,7 +23,7 @@ from serrate.ir.partition import Pair, Partition, partition
 from serrate.ir.ragged import RaggedIterDomain
 
 UNDER = "under"
-"""Precedes the number of loops outside that have boundaries of their own, in the arguments of a step."""
+"""Marks, in the arguments of a step, the number of enclosing loops that have separate boundaries."""
 
 
 def by_numbers(phase: str, loops: Sequence[IterDomain], place: int, offsets: object) -> tuple[Pair, tuple[str | int, ...]]:
@@ -38,7 +39,7 @@ def by_numbers(phase: str, loops: Sequence[IterDomain], place: int, offsets: obj
     for each in (domain, *under):
         if not _is_known(each):
             what = "lengths" if each.is_ragged else "an extent"
-            raise ScheduleError(f"partition: {each} of {phase} has {what} known only when run; {list(flat)} may not end there")
+            raise ScheduleError(f"partition: {each} of {phase} has {what} known only at run time; {list(flat)} may not end there")
     return partition(domain, known, under=under), ((UNDER, outside, *flat) if outside else flat)
 
 

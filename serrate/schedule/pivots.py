@@ -1,12 +1,12 @@
-"""The primitive `about_pivot`: moments of a row from plain sums, which every lane keeps for itself until the row is done.
+"""The primitive `about_pivot`: moments of a row from plain sums, which every lane accumulates on its own until the row is done.
 
-In: a reduction that has such a form. Out: phases: the mean of the row's first positions, sums relative to it, and the states.
+In: a reduction with an `about_pivot` form. Out: phases: the mean of the row's first positions, sums relative to it, the states.
 
     n, m, s welford= x over r   ->   b sum= x over the first positions of r;  p = b / their number
                                      near, squares = sums of x - p and of its square over r
                                      n = length;  m = p + near / n;  s = squares - near^2 / n
-The difference at the end cancels at most as many digits as the row is longer than its first positions, however the elements are
-distributed: those positions are part of the row, so a pivot far from the mean makes the squares large too.
+The final subtraction loses at most log(length / first positions) digits, whatever the elements: the first positions are part of
+the row, so a pivot far from the mean makes the squares large too.
 """
 
 from __future__ import annotations

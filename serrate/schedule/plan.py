@@ -85,15 +85,15 @@ class Plan:
     product_stages: int | None = None
     """Blocks of a matrix product that a GPU program keeps in flight; None for what its loops suggest."""
     reasons: tuple[str, ...] = ()
-    """Why the plan is as it is; shown by `explain`."""
+    """The reasons for the plan; shown by `explain`."""
     short: Plan | None = None
     """The plan for short rows, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
     """The length of the longest row that is short."""
     threads: int | None = None
-    """The most threads that share the work on a CPU; None for all. Does not change a bit of the results."""
+    """The most threads that share the work on a CPU; None for all. Results have the same bits for any number."""
     order: str = "blocked"
-    """In which order threads take grid positions, one of `ORDERS`. Does not change a bit of the results."""
+    """The order in which threads take grid positions, one of `ORDERS`. Results have the same bits in any order."""
     tiles: tuple[TileSize, ...] = field(default=(), compare=False, repr=False)
     """The loops it splits, with reasons; shown by `explain`."""
     scheduled: TileProgram | None = field(default=None, compare=False, repr=False)
@@ -119,7 +119,7 @@ class Plan:
         made = program
         for step in self.steps:
             if step.primitive not in PRIMITIVES:
-                raise ScheduleError(f"no primitive is called {step.primitive!r}; there are {', '.join(PRIMITIVES)}")
+                raise ScheduleError(f"unknown primitive {step.primitive!r}: choose from {', '.join(PRIMITIVES)}")
             made = PRIMITIVES[step.primitive](made, *step.args)
         if self.short is None or self.most is None:
             return made
@@ -133,7 +133,7 @@ class Plan:
 
     @property
     def tree(self) -> tuple[str, ...]:
-        """The plan for people to read: what it rewrites, then the loops it ends up with, then why."""
+        """The plan as readable text: the rewrites, then the resulting loops, then the reasons."""
         if self.scheduled is None:
             return self.lines
         rewrites = [str(step) for step in self.steps if step.primitive not in LOOPS]
@@ -176,7 +176,7 @@ class Recorder:
         return True
 
     def restart(self, program: TileProgram) -> None:
-        """Begins again from the program as it was."""
+        """Starts over from the original program."""
         self.program = program
         self.steps.clear()
         self.tiles.clear()

@@ -82,7 +82,7 @@ class Shape:
         if len(reduced) != 1 or not (isinstance(value, Call) and value.function == "mul"):
             return None
         depth = reduced[0]
-        # Positions of levels that were combined must be searched for, each on its own: not a block of consecutive ones.
+        # Positions of combined levels are found by search, one by one, so they do not form a block of consecutive rows.
         searched = depth.definition is not None or depth.extent_expr.value is not None
         if depth is not self.ragged and (self.component is not None or searched):
             return None
@@ -280,7 +280,7 @@ def contract_products(recorder: Recorder) -> bool:
                 first.add(tensor.name)
             else:
                 recorder.do("repeat", tensor.name, *(p.name for p in group if p.name in readers))
-    # Each copy has readers of its own.
+    # Each copy has different readers.
     for leaf in [leaf for p in recorder.program.phases if (leaf := _product(p)) is not None]:
         _align(recorder, leaf)
     return found
@@ -542,14 +542,14 @@ def flatten_rows(recorder: Recorder) -> None:
 
 
 def _combined(recorder: Recorder, phase: Phase, component: IterDomain, ragged: IterDomain) -> bool:
-    """Makes one loop of components and their rows; dims that stand between the two come after."""
+    """Combines the loops over components and their rows; dims between the two move after them."""
     _put_beside(recorder, phase, component, ragged)
     recorder.do("combine", phase.name, component.name, ragged.name)
     return True
 
 
 def _put_beside(recorder: Recorder, phase: Phase, component: IterDomain, ragged: IterDomain) -> None:
-    """Puts a ragged loop right inside that of its components, where other dims stand between them."""
+    """Moves a ragged loop directly inside the loop over its components, past the dims between them."""
     order = [loop.domain.name for loop in (chain(phase) or ((), None))[0]]
     wanted = [name for name in order if name != ragged.name]
     wanted.insert(wanted.index(component.name) + 1, ragged.name)
@@ -566,7 +566,7 @@ def _distinguishes_rows(shape: Shape) -> bool:
         # With gaps, the position of an element depends on its row.
         return True
     if shape.ragged.uid not in {d.uid for d in shape.leaf.index if d is not None} and not shape.reduces_rows:
-        # Rows of another structure are written: they go to a place of their own, each as a whole.
+        # Rows of another structure are written, each as a whole, to positions of their own.
         return True
     paired = {d.uid for d in (shape.component, shape.ragged) if d is not None}
     for value in shape.leaf.values:

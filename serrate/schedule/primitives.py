@@ -470,7 +470,7 @@ def two_pass(program: TileProgram, phase: str, loop: str = "") -> TileProgram:
 def about_pivot(program: TileProgram, phase: str, size: int) -> TileProgram:
     """(n, m, s) welford= x   ->   p = mean of the row's first `size` positions;  a, b sum= x - p, (x - p)^2;  n, m, s = f(a, b)
 
-    The sums lose as many digits as a row is longer than `size`, so rows must not be long.
+    The final subtraction loses up to log(length / `size`) digits, so rows must not be long.
     """
     loops, leaf = _loops(program, phase)
     if not isinstance(leaf, Accumulate) or leaf.merge or leaf.places:
@@ -518,7 +518,7 @@ def keep(program: TileProgram, phase: str, loop: str = "", most: int = 0) -> Til
 
 
 def hold(program: TileProgram, tensor: str) -> TileProgram:
-    """t in memory   ->   t in private memory that holds one row at a time   (`fuse` then shares the loop that selects the row)"""
+    """t in memory   ->   t in private memory, one row at a time   (`fuse` then shares the loop that selects the row)"""
     _, leaf = _loops(program, tensor)
     old = leaf.targets[0]
     if not isinstance(leaf, Store | Accumulate) or len(leaf.targets) > 1 or old.role is not Role.SCRATCH:

@@ -1,7 +1,7 @@
-"""Row work: what a program does with its rows, as far as a GPU's warps, stages and blocks depend on it.
+"""Row work: the facts about a program's use of its rows that determine warps, stages and block sizes on a GPU.
 
-In: a few facts, which strategies find in the phases of a fusion, and `sizes.py` in the block statements of a kernel. Out: sizes.
-One rule serves both, so that a kernel is as fast as an operator that does the same.
+In: a few facts, which strategies collect from the phases of a fusion, and `sizes.py` from the block statements of a kernel. Out:
+sizes. Both use the same rules, so a kernel is as fast as an operator that computes the same.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from serrate.schedule.target import Target
 
 @dataclass(frozen=True)
 class RowWork:
-    """What a program does with its rows."""
+    """Facts about a program's use of its rows."""
 
     carried: Carried
     """What a worker carries from one block of a row to the next."""
     over_features: bool = False
     """Whether rows have statistics over all of their features, such as the moments of a layer norm. A worker then takes whole
-    rows, not some columns of them, in half blocks and with many warps: threads hold few elements and few sums, and two workers
-    share a multiprocessor. (8192 elements in 8 warps took all registers of one.)"""
+    rows rather than some of their columns, in half-size blocks and with many warps: threads hold few elements and few sums, and
+    two workers share a multiprocessor. (8192 elements in 8 warps took all registers of a multiprocessor.)"""
     sixteen_bits: bool = False
     """Whether the elements of rows that a caller passes have 16 bits."""
     numbers: bool = False
-    """Whether rows are plain numbers, without features, and nobody has chosen sizes for them."""
+    """Whether rows are plain numbers, without features, and the caller has not chosen sizes for them."""
 
     @property
     def halvings(self) -> int:

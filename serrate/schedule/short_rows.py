@@ -1,20 +1,20 @@
 """Short rows: a row that fits one piece is finished by the worker that takes it; only longer rows leave partial results.
 
-In: one program under two plans: whole rows, and pieces of rows. Out: a program that does short rows by the first plan and long
-ones by the second. On a CPU one list of work holds both, so that a worker runs through memory in order:
+In: one program under two plans: whole rows, and pieces of rows. Out: a program that runs the first plan for short rows and the
+second for long ones. On a CPU, one work list holds both, so that a worker goes through memory in order:
 
     whole  for c: (a; b)
     pieces for (c, o): p = a;   for c: a = p;   for (c, o): b
         ->  for (c, o): if length[c] <= N: (a; b)  else: p = a
             for c: unless 0 < length[c] <= N: a = p
             for (c, o): if N < length[c]: b
-An empty row has no piece; the phases over rows give it its result. Where the list holds only pieces of long rows (`several`), as
-on a GPU, short rows come first, on their own, and the list is empty if no row is long:
+An empty row has no pieces; the phases over rows compute its result. If the list holds only pieces of long rows (`several`), as
+on a GPU, short rows have phases of their own, which come first, and the list is empty if no row is long:
 
         ->  for c: if length[c] <= N: (a; b)
             for (c, o): p = a;   for c, if it is in the list: a = p;   for (c, o): b
-Several short rows that are lanes of one block cannot branch. Long ones are empty there (`short_part`), and what that stores for
-them is overwritten by the phases that follow.
+Rows that are lanes of one block cannot branch, so long rows count as empty there (`short_part`); later phases overwrite the
+results that this stores for them.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def several(pieces: IterDomain, most: int) -> RaggedIterDomain:
     if not isinstance(pieces, RaggedIterDomain) or cut is None or size is None:
         raise ScheduleError(f"{pieces} are not pieces of rows")
     long = minimum(maximum(cut.inputs[0].row_length - most, 0), 1)
-    # A row has at most one piece that it does not fill, and there are not many rows of more than `most` positions.
+    # A row has at most one partial piece, and the number of rows with more than `most` positions is bounded.
     bound = cut.inputs[0].host_bound
     return within_row(pieces.component, pieces, long * pieces.length, bound // size + bound // (most + 1))
 

@@ -1,8 +1,8 @@
 """Tile sizes: how many lanes every axis of a phase of block statements gets.
 
 In: the program, how many rows a strategy takes at once, a target. Out: lanes by axis name; `tiled` applies them by `split` and
-`mark`. An axis keeps a tile size that the user fixed. The choice never changes what a kernel means (rule 6): a kernel for which
-this is not shown was refused before, with the carried value to blame.
+`mark`. An axis keeps a tile size that the user fixed. The choice never changes what a kernel means (rule 6): kernels that might
+depend on it were refused earlier.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
         chosen[axis] = _fixed(axis) or 0
     for axis in program.axes:
         if not chosen[axis] and axis.position in facts.components:
-            # Matrix units multiply blocks of two dims: rows beside them would make the product one of plain numbers.
+            # Matrix units multiply 2-D blocks: with rows as another dim, the product could not use them.
             alone = axis.position in facts.batches and target.least_matmul > 1
             chosen[axis] = 1 if alone else Sized(rows, f"{rows} rows are processed together, as lanes")
     _products(program.axes, chosen, facts, target)
@@ -88,7 +88,7 @@ class MatrixProduct(NamedTuple):
 
 
 class AxisUse:
-    """What a program does with its axes."""
+    """The uses of a program's axes."""
 
     def __init__(self, program: TileProgram, phase: Phase) -> None:
         self.components: set[Symbol] = set()
@@ -151,7 +151,7 @@ def product_warps(program: TileProgram, target: Target) -> int | None:
 
 
 def kernel_work(program: TileProgram) -> RowWork:
-    """What a kernel does with rows, if its loops over them carry reductions and no matrix units are involved."""
+    """The row work of a kernel whose loops over rows carry reductions and that uses no matrix units."""
     body = [n for phase in program.phases for n in _as_written(phase.body)]
     loops = [n for n in body if isinstance(n, Loop) and n.kind is SERIAL]
     kinds = [carry.reduction for loop in loops for carry in loop.carried]
@@ -161,7 +161,7 @@ def kernel_work(program: TileProgram) -> RowWork:
     held = {local.name for loop in loops for carry in loop.carried for local in carry.locals}
     serial = {axis.position for loop in loops if (axis := program.axis_of(loop.domain)) is not None}
     reduced = [_reduced(n) & serial for n in body if isinstance(n, Reduce) and n.local.name in held]
-    # A row that is read again needs what its first pass found, as it needs statistics.
+    # A second read of the row uses results of the first pass, so the first pass counts as statistics.
     passes = [loop for loop in loops if not any(loop in statements(outer.body) for outer in loops)]
     over_features = len(passes) > 1 and any(len(axes) > 1 for axes in reduced)
     blocks = [n for n in body if isinstance(n, Reduce | Write) and serial & {lane.symbol for lane in n.lanes}]

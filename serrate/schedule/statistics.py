@@ -83,7 +83,7 @@ def _writes(node: Statement, local: Local) -> bool:
 
 
 def _maximum(carry: Carry) -> Local | None:
-    """The maximum among carried values: on its own, or as the first of two passes."""
+    """The maximum among carried values: alone, or as the first state of a reduction in two passes."""
     kind = carry.reduction
     if kind is not None and kind.two_pass is not None:
         kind = kind.two_pass.first
@@ -101,7 +101,7 @@ def _running_maximum(loop: Loop, top: Local) -> tuple[Value, Reduce] | None:
 
 
 def _guard(node: Statement) -> set[Less]:
-    """Where a statement applies: elsewhere it may compute exponentials of what is not below a maximum."""
+    """The guard of a statement: where it fails, arguments of exponentials may exceed the maximum."""
     return set(node.guard) if isinstance(node, Block) else set()
 
 

@@ -1,6 +1,6 @@
-"""Targets: the few facts about a machine that a schedule depends on.
+"""Targets: the facts about a machine that a schedule depends on.
 
-In: nothing. Out: `CPU` and `GPU`, from which strategies take tile sizes. They decide speed, never meaning.
+In: nothing. Out: `CPU` and `GPU`, whose tile sizes strategies use. They decide speed, never meaning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Target:
     power_of_two_lanes: bool
     """Whether the lanes of a block must come in powers of two."""
     many_workers: bool
-    """Whether hundreds of workers take rows as they come, so that there should be several times as many entries of work."""
+    """Whether hundreds of workers take rows dynamically, so that there should be several times as many entries of work."""
     least_matmul: int
     """The fewest lanes that each dim of a block of a matrix product may have."""
     widest: int
@@ -104,7 +104,7 @@ CPU = Target(
     sums=1 << 24,
     # Rows of a block must be evenly spaced: they would be copied for each block of columns.
     gathers_operands=False,
-    # Products convert a block of an operand as they copy it.
+    # A product converts a block of an operand while copying it.
     rounds_operands=False,
     contraction=(128, 128),
     rows_together=8,

@@ -7,10 +7,10 @@ state of the reduction, so that neither scores nor weights are ever materialised
     w[q, k] = exp_diff(s[q, k], m[q]) * f[q]      ->    o[q, d] = u[q, d] * f[q]
     o[q, d] sum= w[q, k] * v[k, d] over k
 
-Legal because the sum over k is linear and f does not vary with k. Without any k the sum is 0, whatever f is: the reciprocal of a
-total of nothing is infinite. A factor that does vary, such as the mask of a dropout, stays
-in the sum: the reduction takes it as a scale of the last weights. Other readers of m and t still run after the pass. Which
-reductions weigh is part of their definition (`Reduction.weighing`).
+Legal because the sum over k is linear and f does not vary with k. If there is no k, the sum is 0 whatever f is, although the
+reciprocal of an empty total is infinite. A factor that varies with k, such as a dropout mask, stays in the sum: the reduction
+takes it as a scale of the last weights. Other readers of m and t run after the pass. `Reduction.weighing` says which reductions
+support this.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def online(program: TileProgram, phase: Phase) -> TileProgram:
 
 
 def _recognised(program: TileProgram, phase: Phase, leaf: Accumulate) -> _WeightedSum:
-    """The weighted sum that a phase computes; raises if it is none."""
+    """The weighted sum that a phase computes; raises if it computes something else."""
     value, along = leaf.values[0], leaf.over[0]
     if not isinstance(value, Call) or value.function != "mul":
         raise ScheduleError(f"phase {phase.name} does not sum products")

@@ -105,7 +105,7 @@ class JaggedBase:
 
     @property
     def structure(self) -> Structure:
-        """Which values belong to which row."""
+        """The structure, which assigns values to rows."""
         return self._structure
 
     @property

@@ -269,8 +269,8 @@ class JaggedTensor(Casts):
     ) -> Self:
         """The same tensor with hints for the tuner, in addition to earlier ones; they never change a result.
 
-        Hints are validated and kept, but no plan depends on them yet. `serrate.tensor.hints` lists them and the operations
-        that keep them.
+        They influence which plan runs without measurement, and which plans are measured first. `serrate.tensor.hints` lists them
+        and the operations that keep them.
 
         >>> JaggedTensor.from_list([torch.zeros(2)]).with_hint(distribution="uniform", reuse="high").hints
         Hints(distribution='uniform', reuse='high')

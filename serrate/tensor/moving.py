@@ -30,8 +30,8 @@ def install(**movers: Mover) -> None:
 
 def pack_runs(values: Tensor, dim: int, starts: Tensor, lengths: Tensor, total: int, packed: Rows | None = None) -> Tensor | None:
     """Packs runs of a dim: `lengths[k]` positions from `starts[k]` for every k, back to back, `total` in all. Returns None if
-    torch must do it. Give the `packed` rows if they exist: they are not checked again, and what is derived from their offsets is
-    remembered."""
+    torch must do it. Pass the `packed` rows if they exist: they are not checked again, and arrays derived from their offsets are
+    cached."""
     return _moved("pack_runs", values, dim, starts, lengths, total, packed)
 
 

@@ -165,8 +165,8 @@ def mask(values: Tensor, structure: Structure, why: str) -> Tensor:
         dim = first + rows.storage_dims
     found = torch.ones(extents, dtype=torch.bool, device=values.device)
     for place, box_of_rows in masks:
-        behind = len(extents) - place - box_of_rows.dim()
-        found &= box_of_rows.view(*box_of_rows.shape, *(1 for _ in range(behind)))
+        trailing = len(extents) - place - box_of_rows.dim()
+        found &= box_of_rows.view(*box_of_rows.shape, *(1 for _ in range(trailing)))
     return found
 
 

@@ -52,8 +52,8 @@ def _merged(values: Tensor, structure: Structure | None, at: int) -> MaybeRagged
     """Merges dims `at` and `at + 1`."""
     outer, inner = dims_of(values, structure)[at : at + 2]
     if structure is None or (outer.axis is None and inner.axis is None):
-        behind = None if structure is None else shift_dims(structure, inner.values_dim, -1)
-        return values.flatten(outer.values_dim, inner.values_dim), behind
+        shifted = None if structure is None else shift_dims(structure, inner.values_dim, -1)
+        return values.flatten(outer.values_dim, inner.values_dim), shifted
     if inner.axis is None and outer.axis is not None:
         return _with_regular(values, structure, outer.axis)
     if outer.axis != inner.axis or inner.axis is None or inner.level is None:

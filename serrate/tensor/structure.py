@@ -73,7 +73,7 @@ def _order_of(dims: tuple[Dim, ...], canonical: tuple[Dim, ...]) -> tuple[int, .
 
 
 SERVED = 256
-"""How many programs a structure knows that have run on it."""
+"""How many of the programs that have run on it a structure remembers."""
 
 
 class Structure:
@@ -98,7 +98,7 @@ class Structure:
     _transposed: weakref.WeakValueDictionary[Ahead, Structure] | None
     """The same rows in other orders of dims, one object each, because programs compare structures by identity."""
     _served: set[int] | None
-    """What has run on these rows, by id: only what runs a second time is prepared for more."""
+    """The programs that have run on these rows, by id: only a second run creates a binding for further calls."""
     _dims: tuple[int, ...]
     _extents: tuple[tuple[int, int], ...] | None
     """Known extents of partitioned dims, as (dim, extent): rows back to back take all positions of their dim."""
@@ -120,7 +120,7 @@ class Structure:
         self._served = None
 
     def is_served(self, by: object) -> bool:
-        """Whether something has run on these rows before, as far as is known; from now on it has."""
+        """Whether a program is known to have run on these rows before; records this run."""
         served = self._served
         if served is None:
             self._served = {id(by)}

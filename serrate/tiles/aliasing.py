@@ -70,11 +70,13 @@ class Aliasing:
 
 
 def _in_place(program: TileProgram, x: Tensor, y: Tensor) -> bool:
-    """Whether each element of `y` is only read where it is stored in `x`, and before that, so that they may be the same tensor.
-    Generated code assumes that different tensors are apart: it may read an element once for several statements."""
+    """Whether each element of `y` is read only at the index where it is stored in `x`, and before it is stored: then both may be
+    the same tensor. Generated code assumes that different tensors do not overlap; it may load an element once for several
+    statements."""
 
     def stored_after(body: Sequence[Statement], before: bool) -> bool | None:
-        """Whether elements may have been stored after these statements; None if one may be read then, or elsewhere."""
+        """Whether these statements may store elements; None if an element may be read after it was stored, or at another
+        index."""
         for node in body:
             if isinstance(node, Block):
                 reads = [v for value in values_of(node) for v in value.walk() if isinstance(v, Load) and v.tensor is y]
@@ -99,7 +101,7 @@ def _read(body: tuple[Statement, ...]) -> set[Tensor]:
 
 
 def _once(program: TileProgram, node: Statement, x: Tensor) -> bool:
-    """Whether no iteration of a loop stores an element of `x` that a later one may ask for. Programs of a grid do not."""
+    """Whether no iteration of a loop stores an element of `x` that a later one may read. Programs of a grid never do."""
     if isinstance(node, If) or (isinstance(node, Loop) and node.kind is GRID):
         return True
     axis = program.axis_of(node.domain) if isinstance(node, Loop) else None

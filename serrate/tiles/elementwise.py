@@ -41,7 +41,7 @@ CASTS = {
     "bool": torch.bool,
 }
 DETACH = "detach()"
-"""What the line of a call of `detach` is noted under. Such a call changes only gradients."""
+"""The key under which the line of a `detach` call is recorded. The call affects only gradients."""
 WHOLE: dict[str, Callable[[Expr, Expr], Expr | None]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -80,7 +80,7 @@ def elementwise(trace: Trace, function: Callable[..., Any], name: str, args: Seq
 
 
 def _random(function: Callable[..., Any], args: Sequence[Any]) -> Value | None:
-    """Random bits, which traced functions do not spell."""
+    """Random bits, for which traced functions have no name."""
     if function is not random_bits:
         return None
     seed, position = (cast(as_traced(a), torch.int64).value for a in args[::2])

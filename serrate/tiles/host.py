@@ -41,7 +41,7 @@ from serrate.tiles.stage import LoopStage, Options, Variant
 from serrate.tiles.trace import DEFAULT_BLOCK
 from serrate.tiles.tunables import TunableHost, current_values
 from serrate.tuner.candidates import Space
-from serrate.tuner.laboratory import ProgramLaboratory
+from serrate.tuner.measure import ProgramMeasurer
 from serrate.tuner.record import Tuning
 
 if TYPE_CHECKING:
@@ -186,8 +186,8 @@ class CompiledKernel:
             )
 
     def variants(self, *args: Any, **kwargs: Any) -> list[Variant]:
-        """The programs for these arguments, without running them."""
-        return [program.variant(items) for program, items in self._asked(args, kwargs)]
+        """Builds the programs for these arguments without running them."""
+        return [program.variant(items) for program, items in self._programs_for(args, kwargs)]
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The code that runs for these arguments; nothing is run."""
@@ -198,25 +198,25 @@ class CompiledKernel:
         return "\n".join(str(v.program) for v in self.variants(*args, **kwargs))
 
     def facts(self, *args: Any, **kwargs: Any) -> list[StageFacts]:
-        """What `explain` reads, for every device loop."""
-        return [program.facts(items) for program, items in self._asked(args, kwargs)]
+        """The facts that `explain` reports for every device loop."""
+        return [program.facts(items) for program, items in self._programs_for(args, kwargs)]
 
     def tunings(self, *args: Any, **kwargs: Any) -> list[Tuning]:
-        """What is known about the plans of the device loops for these arguments; nothing is measured."""
-        found = [known for program, items in self._asked(args, kwargs) if (known := program.known(items)) is not None]
+        """The tuning records of the device loops for these arguments; nothing is measured."""
+        found = [known for program, items in self._programs_for(args, kwargs) if (known := program.known(items)) is not None]
         return [*([self.host.tuning(args, kwargs, measure=False)] if isinstance(self.host, TunableHost) else []), *found]
 
     def ready(self, *args: Any, **kwargs: Any) -> list[Callable[[], None]]:
         """These programs, each bound to its arguments, for timing them without the rest of a call."""
-        return [program.ready(items) for program, items in self._asked(args, kwargs)]
+        return [program.ready(items) for program, items in self._programs_for(args, kwargs)]
 
-    def laboratories(self, *args: Any, **kwargs: Any) -> list[tuple[Space, ProgramLaboratory]]:
-        """All candidates of each device loop, and what they are measured with; for benchmarks of the tuner."""
-        return [program.laboratory(items) for program, items in self._asked(args, kwargs)]
+    def measurers(self, *args: Any, **kwargs: Any) -> list[tuple[Space, ProgramMeasurer]]:
+        """All candidates of each device loop, and the measurer for them; for benchmarks of the tuner."""
+        return [program.measurer(items) for program, items in self._programs_for(args, kwargs)]
 
     def with_launches(self, launch: Callable[[LaunchSite, dict[str, Any]], None], *, measure: bool = False) -> Callable[..., Any]:
-        """The function, with this called for each device loop and its variables. Tunables have the values that are known to be
-        best; with `measure`, values are measured first, as in any call."""
+        """The function, with `launch` called for each device loop and its variables. Tunables have the best known values; with
+        `measure`, they are measured first, as in any call."""
 
         def at(number: int, given: dict[str, Any]) -> None:
             host: Host = current("a kernel")
@@ -243,7 +243,7 @@ class CompiledKernel:
         finally:
             deactivate(token)
 
-    def _asked(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
+    def _programs_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
         found: list[tuple[LoopStage, Items]] = []
         self.with_launches(lambda site, given: found.append(site.asked(given)))(*args, **kwargs)
         return found

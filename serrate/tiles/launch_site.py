@@ -1,7 +1,7 @@
 """Launch sites: the fast path of a device loop.
 
-In: the variables that a device loop uses, at every call. Out: the loop, run. The key of a call leads to the binding that an
-earlier call left (`runtime/dispatch.py`); without one, the loop's program is found (`specialise.py`) and bound.
+In: the variables that a device loop uses, at every call. Out: the loop runs. The key of a call finds the binding that an earlier
+call created (`runtime/dispatch.py`); if there is none, the loop's program is looked up (`specialise.py`) and bound.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options
 
 STATES = 32
-"""For how many states of the objects that a loop reads bindings are remembered; the oldest is dropped first."""
+"""How many states of the objects that a loop reads keep their bindings; the oldest is dropped first."""
 ITSELF = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.dtype)
 """Types of values that are compared by identity."""
 
 
-class Settled(NamedTuple):
-    """Outer names that are compared with their earlier values instead of being described in every key."""
+class OuterNames(NamedTuple):
+    """Names from outside the kernel, compared with their earlier values instead of being part of every key."""
 
     token: object
     """Part of every key; replaced whenever this changes."""
@@ -47,7 +47,7 @@ class Settled(NamedTuple):
 
 
 class LoopOutline(NamedTuple):
-    """What serves calls with one outline: their program, and how its items are found."""
+    """The program for calls with one outline, and how to find its items."""
 
     program: LoopStage
     items: tuple[Any, ...]
@@ -75,7 +75,7 @@ class LoopOutline(NamedTuple):
 
 
 class DeviceLoopState:
-    """What earlier calls of a device loop left, for one reading of the objects that it uses; None if it uses no objects."""
+    """The bindings of earlier calls of a device loop, for one state of the objects that it uses; None if it uses no objects."""
 
     __slots__ = ("bindings", "outlines", "reading")
 
@@ -90,7 +90,7 @@ class DeviceLoopState:
 
 
 class LaunchSite:
-    """One device loop of a kernel: its programs, and the bindings that earlier calls left."""
+    """One device loop of a kernel: its programs, and the bindings that earlier calls created."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class LaunchSite:
         self._attributes = attributes(function.__code__)
         self._plain: set[Any] = set()
         """Modules, functions, classes and dtypes whose attributes are not read."""
-        self._settled = Settled(object(), (), loop.outside)
+        self._outer = OuterNames(object(), (), loop.outside)
 
     def __call__(self, given: dict[str, Any]) -> None:
         leaves = CallLeaves()
@@ -128,29 +128,29 @@ class LaunchSite:
         key = dispatch.key_of(given.values(), leaves, objects, self._other, True, [get_num_threads(), is_grad_enabled()])
         if len(given) != len(self.loop.names):
             key.append(tuple(given))
-        settled, names = self._settled, self.function.__globals__
-        for name, builtin, value in settled.names:
+        known, names = self._outer, self.function.__globals__
+        for name, builtin, value in known.names:
             if names.get(name, builtin) is not value:
-                settled = self._settled = Settled(object(), (), self.loop.outside)
+                known = self._outer = OuterNames(object(), (), self.loop.outside)
                 break
-        key.append(settled.token)
-        if settled.others:
-            dispatch.key_of([outside(self.function, n) for n in settled.others], leaves, objects, self._other, True, key)
+        key.append(known.token)
+        if known.others:
+            dispatch.key_of([outside(self.function, n) for n in known.others], leaves, objects, self._other, True, key)
         if objects:
             _note_blocks(key, objects)
         return tuple(key)
 
     def _form(self, given: Mapping[str, Any], items: list[Any]) -> Key:
-        """Everything that a program depends on, but sizes and what is read of objects. Fills `items`."""
+        """Everything that a program depends on, except sizes and the contents of objects. Fills `items`."""
         objects: list[Any] = []
         number = _row_numbers()
         form = dispatch.form_of(given.values(), items, objects, self._other_item, number, True)
         if len(given) != len(self.loop.names):
             form.append(tuple(given))
-        settled = self._settled
-        form += settled.names
-        if settled.others:
-            outer = [outside(self.function, n) for n in settled.others]
+        known = self._outer
+        form += known.names
+        if known.others:
+            outer = [outside(self.function, n) for n in known.others]
             dispatch.form_of(outer, items, objects, self._other_item, number, True, form)
         if objects:
             _note_blocks(form, objects)
@@ -168,8 +168,8 @@ class LaunchSite:
         found = [(name, builtin, names.get(name, builtin)) for name, builtin in every]
         plain = tuple((n, builtin, value) for n, builtin, value in found if isinstance(value, ITSELF) and value in self._plain)
         if plain:
-            settled = {name for name, _, _ in plain}
-            self._settled = Settled(object(), plain, tuple(n for n in self.loop.outside if n not in settled))
+            plain_names = {name for name, _, _ in plain}
+            self._outer = OuterNames(object(), plain, tuple(n for n in self.loop.outside if n not in plain_names))
         return bool(plain)
 
     def _other(self, value: Any, key: list[Any], leaves: Leaves, objects: list[Any]) -> None:
@@ -198,7 +198,7 @@ class LaunchSite:
 
     def _call(self, given: dict[str, Any], key: Key, leaves: CallLeaves, objects: Sequence[Any]) -> None:
         """Serves a call that has no binding yet. Rows are often seen only once, so only the second call on them leaves one."""
-        if not self._settled.names and self._settle():
+        if not self._outer.names and self._settle():
             leaves = CallLeaves()
             key = self._key(given, leaves, [])
         state, ragged = self._state(objects), [value for _, value in leaves.ragged]
@@ -216,7 +216,7 @@ class LaunchSite:
             binding(leaves)
 
     def _outlined(self, given: dict[str, Any], key: Key, leaves: CallLeaves, state: DeviceLoopState) -> tuple[LoopStage, Items]:
-        """As `_program`; most calls differ from an earlier one only in their rows, and have its program."""
+        """As `_program`, with a fast path: most calls differ from an earlier one only in their rows, and reuse its program."""
         outline = dispatch.outline_of(key, leaves.ragged, _row_numbers())
         known = state.outlines.get(outline)
         if known is not None:
@@ -229,7 +229,7 @@ class LaunchSite:
         return program, items
 
     def _program(self, given: dict[str, Any], reading: ObjectSnapshot | None) -> tuple[LoopStage, Items]:
-        """The program for these variables, and those that it is given something of."""
+        """The program for these variables, and the variables that it takes arguments from."""
         items: list[Any] = []
         form = (0 if reading is None else reading.number, *self._form(given, items))
         check(items)
@@ -252,24 +252,24 @@ class LaunchSite:
         return flattened(given | {name: outside(self.function, name) for name in self.loop.outside})
 
     def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Items]:
-        """The program for these variables, and those that it is given something of; nothing is run."""
+        """The program for these variables, and the variables that it takes arguments from; nothing is run."""
         objects: list[Any] = []
         self._key(given, CallLeaves(), objects)
-        if not self._settled.names:
+        if not self._outer.names:
             self._settle()
         return self._program(given, self._state(objects).reading)
 
 
 def _row_numbers() -> Callable[[JaggedTensor], int]:
-    """Numbers the rows of ragged tensors. Only the very same rows have one number, not equal ones: a tile of one is then a tile
-    of the other."""
+    """Numbers the rows of ragged tensors. Tensors share a number only if they have the same `Rows` objects, not equal ones: a
+    tile of one tensor's rows is then a tile of the other's."""
     numbers: dict[Any, int] = {}
     return lambda x: numbers.setdefault(rows_key(x), len(numbers))
 
 
 def _note_blocks(key: list[Any], objects: list[Any]) -> None:
-    """Appends which block sizes are of one axis to a key, and leaves only what is read among the objects: two blocks of one size
-    are the same only if they are of one axis."""
+    """Appends to a key which block sizes belong to one axis, and keeps only the objects that are read. Two blocks of one size
+    are the same only if they belong to one axis."""
     axes = [value.axis for value in objects if type(value) is BlockSize]
     key += [next(k for k, other in enumerate(axes) if other is axis) for axis in axes]
     objects[:] = [value for value in objects if type(value) is not BlockSize]

@@ -1,14 +1,14 @@
 """A device loop as a fusion, from which its gradient can be derived.
 
-In: the tile program of a loop. Out: a fusion of the same math, and where its inputs come from; or `NotLifted`, which says what is
-in the way. Once it is proven that nothing depends on the size of tiles (`whole_tiles.py`), every tile is taken to be all of its
-axis: each loop then runs once, a carried value has its first value when the loop updates it, and private blocks become tensors.
+In: the tile program of a loop. Out: a fusion of the same math, and where its inputs come from; or `NotLifted` with the reason.
+Once it is proven that nothing depends on tile sizes (`whole_tiles.py`), every tile covers its whole axis: each loop then runs
+once, a carried value still has its initial value when the loop updates it, and private blocks become tensors.
 
     serial k < max_length:                                              ->    T5[c, m] sum= T2[c, r, m] over r
       [b, k, m] sums sum= jt[offsets[b] + k, m]  where k < length of b
 
-A position that only counts where a row is that long becomes a position of the row. Conditions that do not follow from the domains
-are kept: they choose between a value and what stands in for it.
+A position that counts only where the row is long enough becomes a position of the row. Conditions that the domains do not imply
+remain, as selects between a value and its replacement.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ Line = int | None
 
 
 class Source(NamedTuple):
-    """What an input of the fusion is: a tensor of the loop, an array that describes rows, or a tensor of any contents whose size
-    is a number of the loop."""
+    """The source of an input of the fusion: a tensor of the loop, an array that describes rows, or a tensor with arbitrary
+    contents whose size is a number of the loop."""
 
     kind: Literal["tensor", "array", "size"]
     what: Tensor | Array | Expr
@@ -92,7 +92,7 @@ class LiftedLoop:
 
     fusion: Fusion
     sources: tuple[Source, ...]
-    """What each input of the fusion is."""
+    """The source of each input of the fusion."""
     stored: tuple[Tensor, ...]
     """The tensor of the loop that each result is stored to."""
     shapes: tuple[tuple[Expr | None, ...], ...]
@@ -128,7 +128,7 @@ class _Lifting:
     sources: list[Source] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
     blocks: dict[str, Value | tuple[Tensor, tuple[Symbol, ...]]] = field(default_factory=dict)
-    """What each private block holds: a number, or a tensor over these axes."""
+    """The contents of each private block: a number, or a tensor over these axes."""
     locals: dict[str, Local] = field(default_factory=dict)
     shapes: dict[str, tuple[Symbol, ...]] = field(default_factory=dict)
     """The axes of each private block."""
@@ -138,7 +138,7 @@ class _Lifting:
     around: tuple[Symbol, ...] = ()
     """The axes of the loops around a statement that run over single positions: they are not lanes, and count like those."""
     line: Line = None
-    """Of the statement that is being lifted, if it is known."""
+    """The line of the statement that is being lifted, if known."""
 
     def __post_init__(self) -> None:
         self.fusion = Fusion(self.program.name)
@@ -177,7 +177,7 @@ class _Lifting:
                 raise self.refuse(str(error)) from error
         for tensor in self.program.outputs:
             if tensor not in self.results:
-                raise self.refuse(f"nothing that is lifted is stored to {tensor.name}", self.lines.get(tensor.name))
+                raise self.refuse(f"no differentiable statement stores to {tensor.name}", self.lines.get(tensor.name))
         if not self.results:
             raise self.refuse("nothing is stored")
         views, shapes, whole = zip(*self.results.values(), strict=True)
@@ -435,7 +435,7 @@ class _Lifting:
         return None
 
     def _count(self, value: Existing) -> Value:
-        """How many positions exist: a sum of ones, or the size of a domain. Of a single position, it is whether that exists."""
+        """The number of positions that exist: a sum of ones, or the size of a domain; for a single position, 1 or 0."""
         over = tuple(lane.symbol for lane in value.lanes if self.axes[lane.symbol].block != 1)
         tests = self.conditions(value.guard)
         one = constant(1, torch.int64)
@@ -668,8 +668,8 @@ def _mentions(value: Value, local: Local) -> bool:
 
 
 def _folded(value: Value, args: tuple[Value, ...] | None = None) -> Value:
-    """A call with these arguments. What the first value of a carried block does is not computed: a sum starts from 0, a maximum
-    from the lowest number, and scaling 0 is still 0, by whatever factor, as for a row without elements."""
+    """A call with these arguments, simplified for initial values of carried blocks: adding to 0, the maximum with the lowest
+    number, and scaling 0 by any factor, as for a row without elements."""
     assert isinstance(value, Call)
     args = value.args if args is None else args
     numbers = [a.number if isinstance(a, Constant) else None for a in args]

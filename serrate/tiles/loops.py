@@ -42,7 +42,7 @@ class RetraceFacts:
 
 
 class TracedRange:
-    """What `hl.tile`, `hl.jagged_tile` and `hl.grid` return: an iterator that runs the loop's body once, on symbols."""
+    """The result of `hl.tile`, `hl.jagged_tile` and `hl.grid`: an iterator that runs the loop's body once, on symbols."""
 
     def __init__(
         self,

@@ -2,10 +2,10 @@
 
 In: the program of a kernel. Out: the carried values for which this is not proven, and the inputs of a test.
 
-A recognised reduction does not depend on how a row is cut into tiles, once its loop has ended; inside, it is that of the tiles so
-far. For a carried value that is read there, and for any that is not recognised, the kernel is run on random data with tiles of
-one position, three positions, and the whole row. If the results agree, this is tested, not proven; if not, the user must fix
-the tile size.
+After its loop, a recognised reduction does not depend on how the row is cut into tiles; inside the loop, it covers only the
+tiles so far. If a carried value is read inside its loop, or is not recognised, the kernel runs on random data with tiles of one
+position, three positions, and the whole row. If the results agree, the tile size is "tested, not proven"; if not, the user must
+fix it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def refuse_races(
             continue
         parts = [_LaneDependence(trace, axis).of(index) for index in target.place.indices]
         merged = [p for p in parts if p]
-        if merged and not any(p == [] for p in parts) and not any(_asked(trace, p, guard, target) for p in merged):
+        if merged and not any(p == [] for p in parts) and not any(_requires(trace, p, guard, target) for p in merged):
             refuse(
                 f"lanes of {axis} store different values to one element: their index is the same wherever its condition fails. "
                 "Store only where the condition holds, as in hl.store(out, [index, ...], x, extra_mask=valid[:, None])",
@@ -122,7 +122,7 @@ class _LaneDependence:
         return None
 
     def _joined(self, parts: Sequence[list[Condition] | None]) -> list[Condition] | None:
-        """Of several addends, one that differs in every lane is enough."""
+        """One addend that differs in every lane is enough."""
         found = [p for p in parts if p is not None]
         if not found or [] in found:
             return [] if found else None
@@ -154,7 +154,7 @@ def _as_expr(value: Value) -> Expr | None:
     return Traced(value, ()).expr
 
 
-def _asked(trace: Trace, conditions: Sequence[Condition], guard: Sequence[Less], target: IndexedElements) -> bool:
+def _requires(trace: Trace, conditions: Sequence[Condition], guard: Sequence[Less], target: IndexedElements) -> bool:
     """Whether a store requires all of these conditions."""
     masks = {m for g in guard for e in g.right.walk() if isinstance(e, Element) and e.array.local for m in _masks(trace, e)}
     return all(_holds(trace, c, guard, masks, target) for c in conditions)

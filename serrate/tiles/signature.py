@@ -1,6 +1,6 @@
-"""Signatures: what the program of a device loop is made for, besides the form of its call (`runtime/dispatch.py`).
+"""Signatures: what the program of a device loop is specialised on, besides the form of its call (`runtime/dispatch.py`).
 
-In: what a loop uses. Out: the sizes that may be compiled in, and what a trace read of functions, classes, modules and objects.
+In: the variables of a loop. Out: the sizes that may be compiled in, and snapshots of functions, classes, modules and objects.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ByIdentity:
 
 
 def sizes_of(items: Items) -> tuple[list[int], tuple[bool, ...]]:
-    """The sizes that a program may be made for, in the order of `paths_of`, and which dims have size 1.
+    """The sizes that a program may be specialised on, in the order of `paths_of`, and which dims have size 1.
 
-    A tile that reads a dim of size 1 reads its one element in every lane, so programs are made for it.
+    A dim of size 1 broadcasts, so programs are always specialised on it.
 
     >>> sizes_of([torch.zeros(2, 1), 4, 0.5])
     ([2, 1, 4], (False, True))
@@ -92,8 +92,8 @@ def widths(env: Env) -> set[Path]:
 
 
 def counts_of(env: Env) -> set[int]:
-    """Numbers of rows, lengths and first dims that are not also another dim: an equal integer will vary with them. Numbers that
-    the host does not know are left out."""
+    """Numbers of rows, lengths and first dims that do not equal another dim: an integer argument with the same value probably
+    varies with them. Numbers that the host does not know are omitted."""
     found: set[int] = set()
     widths: set[int] = set()
     for value in env.values():
@@ -134,7 +134,7 @@ def nothing() -> None:
 
 
 class ObjectSnapshot:
-    """What a trace read of some objects; as long as it is unchanged, the same program serves them."""
+    """The contents of objects that a trace has read; the program is valid as long as they are unchanged."""
 
     def __init__(self, objects: Sequence[Any], names: frozenset[str], number: int) -> None:
         self.number = number

@@ -197,18 +197,18 @@ class _HookInserter:
         out: list[ast.stmt] = []
         for k, s in enumerate(body):
             exposed, written = read_first(body[k + 1 :], set())
-            behind = frozenset(exposed | (live - written))
+            live_after = frozenset(exposed | (live - written))
             if isinstance(s, (ast.For, ast.While)):
-                out += self._loop(s, behind)
+                out += self._loop(s, live_after)
             elif isinstance(s, ast.If):
-                out += self._branch(s, behind)
+                out += self._branch(s, live_after)
             elif isinstance(s, (ast.Return, ast.Break, ast.Continue)):
                 what = {ast.Return: "return", ast.Break: "break", ast.Continue: "continue"}[type(s)]
                 raise KernelError(f"line {s.lineno}: `{what}` cannot be used in a loop over tiles: put `if` around what it skips")
             else:
                 for name in ("body", "orelse"):
                     if getattr(s, name, None) and not isinstance(s, (ast.FunctionDef, ast.ClassDef)):
-                        setattr(s, name, self.statements(getattr(s, name), behind))
+                        setattr(s, name, self.statements(getattr(s, name), live_after))
                 out.append(s)
         return out
 

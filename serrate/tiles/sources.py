@@ -26,18 +26,18 @@ from serrate.tiles.trace import Trace
 
 Path = tuple[Any, ...]
 Env = Mapping[str, Any]
-"""The variables that a loop uses, by name; what containers hold has names of its own."""
+"""The variables that a loop uses, by name; items of containers have separate names."""
 Items = Sequence[Any]
-"""Those of them that a program is given something of: tensors, ragged tensors, integers and floats, in the same order."""
+"""The variables that a program takes arguments from: tensors, ragged tensors, integers and floats, in the same order."""
 
 CPU_DEVICE = torch.device("cpu")
 """Programs are built on this device, whatever torch's default is."""
 NUMBERS = "(numbers)"
-"""The tensor that holds all the floats a loop uses: they are given to the program, so that others need no other program.
-No name of the user's is this one."""
+"""The tensor that holds all floats of a loop: they are arguments, so that new values need no new program. Not a name that users
+can choose."""
 CONTAINERS = frozenset({tuple, list, dict})
 LEAVES = (torch.Tensor, JaggedTensor, float)
-"""What a binding of a loop reads at every call."""
+"""The values that a binding of a loop reads at every call."""
 
 
 class Fixed(int):
@@ -45,7 +45,7 @@ class Fixed(int):
 
 
 def is_item(value: Any) -> bool:
-    """Whether a program may be given something of a variable; other integers are compiled in."""
+    """Whether a variable may be an argument of a program; other integers are compiled in."""
     return isinstance(value, LEAVES) or (isinstance(value, int) and not isinstance(value, bool | Fixed | BlockSize))
 
 
@@ -148,7 +148,7 @@ class Places:
         raise AssertionError(f"no number is at {path}")
 
     def known_longest(self, path: Path) -> Callable[[Items], int | None]:
-        """The number at a path that `is_longest`, or None if reading it takes a host copy."""
+        """The number at a path for which `is_longest` holds; None if reading it needs a host copy."""
         place, level = self._places[path[0]], -1 if path[1] == "max_length" else path[2]
         return lambda items: items[place].structure.known_max_length(level)
 
@@ -207,7 +207,7 @@ class ArgumentSources:
             if what == "offsets0" and (len(env[name].structure.rows), env[name].structure.levels) == (1, 1)
         }
         """The numbers that are the length of the longest row, by the boundaries of rows."""
-        # Which names stand for leaves is part of what a program is made for.
+        # Programs are specialised on which names are leaves.
         leaves = [name for name in self.names if isinstance(env[name], LEAVES)]
         self._leaves = {name: k for k, name in enumerate(leaves)}
         self._float_items = [k for k, name in enumerate(self.names) if isinstance(env[name], float)]
@@ -215,7 +215,7 @@ class ArgumentSources:
         self.arguments = Arguments([a.name for a in trace.described.values()], trace.numbers.values())
         self._ragged = [k for k, name in enumerate(self.names) if isinstance(env[name], JaggedTensor)]
         self.device = device_of([env[name] for name in self.names])
-        """The device that the loop runs on; where tensors are is part of what a program is made for."""
+        """The device that the loop runs on; programs are specialised on the devices of their tensors."""
 
     def call(self, items: Items) -> BoundCall:
         """The arrays and numbers of a call. The length of the longest row, if the host does not know it, is left unread."""

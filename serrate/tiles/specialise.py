@@ -23,7 +23,7 @@ from serrate.runtime.dispatch import Key
 from serrate.runtime.locks import making
 from serrate.schedule.statistics import below_their_maximum
 from serrate.tensor import JaggedTensor
-from serrate.tiles.implied import without_implied
+from serrate.tiles.implied_conditions import without_implied
 from serrate.tiles.loops import RetraceFacts, RetraceNeeded
 from serrate.tiles.memory import TracedRows, first_of
 from serrate.tiles.proof import agree, at_random, backend_to_try, refusal, tiles_to_try, unproven
@@ -95,7 +95,7 @@ class LoopPrograms:
         self._decided: set[Path] = set()
 
     def find(self, form: Key, items: Items, env: Callable[[], Env]) -> LoopStage:
-        """The program for a call of this form, with these items; traced if there is none yet, for everything in `env`."""
+        """The program for a call of this form with these items; if there is none yet, traces one for the variables in `env`."""
         sizes, single = sizes_of(items)
         key = (form, single)
         known = self.forms.get(key)

@@ -36,8 +36,9 @@ from serrate.tensor.sync import is_host
 from serrate.tiles.aliasing import Aliasing
 from serrate.tiles.lift import LiftedLoop, Source, lift
 from serrate.tiles.sources import ArgumentSources, Items, Path, TensorSource
+from serrate.tuner.buffers import CopiedBuffers
 from serrate.tuner.candidates import Candidate, Space
-from serrate.tuner.laboratory import CopyArena, ProgramLaboratory
+from serrate.tuner.measure import ProgramMeasurer
 from serrate.tuner.policy import NEVER, Policy, paused
 from serrate.tuner.record import Tuning
 
@@ -225,10 +226,10 @@ class LoopStage(CompiledStage):
             return self.prepare(call, self.built(call, backend, Candidate(self._options.strategy)))
         facts = self._call_facts(items, call)
 
-        def arena(copies: bool) -> CopyArena:
-            return self._arena(items, call, facts.usual, copies)
+        def buffers(copies: bool) -> CopiedBuffers:
+            return self._buffers(items, call, facts.usual, copies)
 
-        return self.prepare(call, self.built_or(call, backend, self.chosen(call, backend, facts, arena), facts.usual))
+        return self.prepare(call, self.built_or(call, backend, self.chosen(call, backend, facts, buffers), facts.usual))
 
     def prepare(self, call: BoundCall, built: BuiltProgram, results: tuple[Result, ...] = ()) -> Prepared:
         if built.by_size[is_host(call.device)] is None:
@@ -279,19 +280,19 @@ class LoopStage(CompiledStage):
         call = self._sources.call(items)
         return self.tuning(call, self._backend, self._call_facts(items, call))
 
-    def laboratory(self, items: Items) -> tuple[Space, ProgramLaboratory]:
+    def measurer(self, items: Items) -> tuple[Space, ProgramMeasurer]:
         """All candidates for these arguments, and what they are measured with; for benchmarks of the tuner."""
         call = self._sources.call(items)
         usual = self._call_facts(items, call).usual
-        return self._space(usual, self._backend), self._laboratory(call, self._backend, self._arena(items, call, usual, False))
+        return self._space(usual, self._backend), self._measurer(call, self._backend, self._buffers(items, call, usual, False))
 
-    def _arena(self, items: Items, call: BoundCall, usual: Candidate, copies: bool) -> CopyArena:
+    def _buffers(self, items: Items, call: BoundCall, usual: Candidate, copies: bool) -> CopiedBuffers:
         """Copies of the memory that the program stores to, which is the caller's."""
         executable = self.built(call, self._backend, usual).executable
         program = executable.program
         given = [each.now(items).contiguous() for each in self._given_to(executable).tensors]
         written = [k >= len(program.inputs) for k in range(len(given))]
-        return CopyArena(given, written, call.device, accumulates=_accumulates(program), copies=copies)
+        return CopiedBuffers(given, written, call.device, accumulates=_accumulates(program), copies=copies)
 
     def _given_to(self, executable: Executable) -> TensorSources:
         found = self._given.get(executable)

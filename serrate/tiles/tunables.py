@@ -1,8 +1,8 @@
-"""Kernels with tunables: the host code is run with the values that are best for its arguments.
+"""Kernels with tunables: the host code runs with the best known values for its arguments.
 
-In: a kernel whose host code has registered tunables, and the arguments of a call. Out: the call, with their values chosen like
-plans: remembered, measured on copies of the arguments, or the defaults. A kernel without tunables never comes here. What a kernel
-registers is known once it has run, so the first call runs with the defaults and the second is measured.
+In: a kernel whose host code has registered tunables, and the arguments of a call. Out: the result of the call. Values are chosen
+like plans: from a record, by measuring on copies of the arguments, or the defaults. The tunables of a kernel are known only
+after it has run, so the first call uses the defaults and the second is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tuner.buckets import Bucket, bucket_of
 from serrate.tuner.candidates import HOST, Candidate, Space
 from serrate.tuner.identity import compiler_identity, device_identity
-from serrate.tuner.laboratory import agrees
+from serrate.tuner.measure import agrees
 from serrate.tuner.policy import Policy, paused
 from serrate.tuner.record import ProgramKey, Tuning
 from serrate.tuner.search import SPENT, reason_of
@@ -53,7 +53,7 @@ class TunableSpace(Space):
     """Values of tunables, by their number: one tunable at a time."""
 
     counts: tuple[tuple[str, int], ...] = ()
-    """How many values each has."""
+    """The number of values of each tunable."""
 
     def openings(self, hints: Hints = NO_HINTS) -> list[Candidate]:
         return [self.usual]
@@ -96,15 +96,15 @@ class TunableHost:
         return {name: self._registered[name].values[k] for name, k in candidate.lanes}
 
     def tuning(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, measure: bool) -> Tuning:
-        """What is known about the values for these arguments."""
+        """The tuning record for these arguments."""
         leaves = leaves_of(args, kwargs)
         bucket, tuner = self._bucket(leaves), self._tuner(leaves)
         if not measure or tuner.is_idle():
             return tuner.tuning(bucket, self._space)
-        return tuner.tuning(bucket, self._space, lambda _: HostLaboratory(self._run, args, kwargs))
+        return tuner.tuning(bucket, self._space, lambda _: HostMeasurer(self._run, args, kwargs))
 
     def _run(self, candidate: Candidate, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        # Device loops run with the plans that are known or usual: all values are compared under the same conditions.
+        # Device loops use their cached or usual plans, so that all values are compared under the same conditions.
         with paused(), _in_force(self._named(candidate)):
             return self.host(*args, **kwargs)
 
@@ -128,7 +128,7 @@ class TunableHost:
         return found
 
 
-class HostLaboratory:
+class HostMeasurer:
     """Runs a whole kernel on copies of the arguments of a call."""
 
     def __init__(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ class HostLaboratory:
                 with _own_draws(args, kwargs):
                     result = self._run(candidate, args, kwargs)
             except Exception as error:
-                # The user's code may refuse a value; if it refuses the defaults, the call itself raises the same.
+                # The user's code may reject a value; if it rejects the defaults, the call itself raises the same error.
                 failed[candidate] = reason_of(error)
                 continue
             changed = [leaf.values if isinstance(leaf, JaggedTensor) else leaf for leaf in leaves_of([result, *args], kwargs)]

@@ -1,10 +1,9 @@
-"""Whether one tile may be all of its axis.
+"""Proves that one tile may cover its whole axis.
 
-In: the tile program of a device loop. Out: nothing, or `NotLifted`, which says what depends on where one tile ends and the next
-begins.
+In: the tile program of a device loop. Out: nothing, or `NotLifted`, which names what depends on tile boundaries.
 
-A loop over tiles runs its statements once for each tile. Run once for all positions, they store the same numbers if everything
-that leaves an iteration is proven to be one of these, for each loop by itself:
+A loop over tiles runs its statements once per tile. Running them once for all positions stores the same numbers if every value
+that leaves an iteration is proven to be one of the following, for each loop separately:
 
     x                                    computed at each position, or the same in all iterations: may be stored
     s sum= x over the tile               a partial reduction: may only be combined into a carried value, by the same operator
@@ -12,9 +11,9 @@ that leaves an iteration is proven to be one of these, for each loop by itself:
     new = maximum(top, s)                a running maximum; `exp(x - new)` is relative to it, and so is its product with x
     acc = acc * exp(top - new)           rescales a carried sum, to which only what is relative to the same maximum is added
 
-A sum relative to a maximum does not depend on the tiles: with M the maximum of all of a row, it ends as the sum of exp(x - M),
-because each factor moves what was summed so far from the old maximum to the new one. In a loop over single positions nothing is
-partial, so what is combined into a carried value may be any value of the position. Everything else is refused.
+A sum relative to a maximum does not depend on the tiles: with M the maximum of the whole row, it ends as the sum of exp(x - M),
+because each factor rescales the sum so far from the old maximum to the new one. A loop over single positions has no partial
+results, so any value of the position may be combined into a carried value. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Update = Assign | Reduce | Dot
 
 
 class NotLifted(Exception):
-    """What keeps a loop from being a fusion, and its line, if that is known."""
+    """The reason why a loop cannot become a fusion, and its line, if known."""
 
     def __init__(self, reason: str, line: Line) -> None:
         super().__init__(reason)
@@ -83,7 +82,7 @@ class LoopEnds:
             del self.causal[position]
 
     def follows(self, test: Less, guard: Guard) -> bool:
-        """Whether a test that a position is before the end of its loop holds wherever the others do, or does not matter."""
+        """Whether a test that a position is before the end of its loop is implied by the others, or irrelevant."""
         axis = self.axes.get(test.left) if isinstance(test.left, Symbol) else None
         if axis is None or test.right is not axis.end:
             return False
@@ -182,11 +181,11 @@ INFINITY = float("inf")
 
 
 class Kind(NamedTuple):
-    """What is known about a value in one iteration of a loop."""
+    """The facts about a value in one iteration of a loop."""
 
     what: str
     of: str = ""
-    """The private block it is a value of; for what is refused, the block in the way."""
+    """The private block that holds it; for a refused value, the block that prevents lifting."""
     operator: str = ""
     top: str = ""
     """The carried maximum that it is relative to."""
@@ -264,7 +263,7 @@ class _Iteration:
             self._run(loop.body)
             if all(self.kinds[name] == kind for name, kind in before.items()) and first.items() <= self.first.items():
                 return
-        raise NotLifted(f"what {axis} carries is not recognised", None)
+        raise NotLifted(f"the values carried by {axis} are not recognised as reductions", None)
 
     def _require_end(self, loop: Loop, axis: Axis | None) -> None:
         """Raises if the end of a loop inside depends on the tile."""
@@ -321,7 +320,7 @@ class _Iteration:
         return value.what == wanted and value.top == now.top and value.at == now.at
 
     def _reduced(self, node: Reduce | Dot, value: Kind, operator: str) -> Kind:
-        """What a private block of the iteration holds after a reduction into it."""
+        """The facts about a private block of the iteration after a reduction into it."""
         name, now = node.local.name, self.kinds[node.local.name]
         guard = self._guard(node.guard)
         if guard != PLAIN:

@@ -5,6 +5,8 @@ In: a program, the arguments of a call, a budget. Out: the choice of a plan, and
 | module          | what it is                                                                                          |
 | `candidates.py` | the plans that may be tried for a program: strategies, tile sizes, warps                            |
 | `search.py`     | which of them are built and timed, in which order, and when to stop                                 |
+| `measure.py`    | builds candidates and times them                                                                    |
+| `buffers.py`    | the buffers that candidates run on                                                                  |
 | `buckets.py`    | which calls share a choice: sizes, density and variance of lengths, hints                           |
 | `record.py`     | what was measured, as data; kept in memory and on disk                                              |
 | `archive.py`    | records of a cache folder as one file, to ship with a model                                          |

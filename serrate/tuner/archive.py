@@ -1,4 +1,4 @@
-"""Archives of tuned plans, to ship with a model: what was measured on one machine need not be measured again on others like it.
+"""Archives of tuned plans, to ship with a model: results of one machine are reused on others like it.
 
 In: a cache folder. Out: one zip file with the records of the tuner, and with compiled programs if asked; and back. A record is
 used only by programs, devices and compilers that it was measured for, so that an archive does no harm where it does not apply.
@@ -7,8 +7,8 @@ used only by programs, devices and compilers that it was measured for, so that a
     tuned/<program>/<bucket>.json     records
     programs/<digest>/<file>          compiled programs
 
-An archive is checked as a whole before anything is written. Digests show damage, not intent: compiled programs are machine code,
-and are imported only if asked for. What is already there and sound is replaced only by something newer.
+An archive is checked as a whole before anything is written. Digests detect damage, not malice: compiled programs are machine
+code, and are imported only on request. Valid local entries are replaced only by newer ones.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _PROGRAM = re.compile(rf"{cache_folder.PROGRAMS}/[0-9a-f]{{32}}/program\.(cpp|so
 
 @dataclass(frozen=True)
 class Exported:
-    """What an archive was filled with."""
+    """The contents of a new archive."""
 
     records: int
     programs: int
     unsound: tuple[str, ...]
-    """Entries that were left out because they are damaged."""
+    """Entries that were skipped because they are damaged."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of the entries of an archive."""
+    """The outcome of an import, by kind of entry."""
 
     added: int
     replaced: int

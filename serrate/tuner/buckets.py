@@ -23,7 +23,7 @@ VARIATIONS = (0.1, 0.4, 0.8, 1.6, 4.0)
 
 @dataclass(frozen=True)
 class Bucket:
-    """What calls have in common that share a choice.
+    """The key that calls share if they share a choice.
 
     >>> rows = RowStatistics(1000, 128_000, 130, 256)
     >>> bucket_of((1001, 128_000), rows, 0.02)

@@ -1,8 +1,8 @@
 """Candidates: the plans that may be tried for a program.
 
-In: a program, a target and the choice that is made without measuring. Out: candidates. `Space.openings` has every strategy once,
-and every library call that the program is; `Space.variants` the neighbours of a candidate: other tile sizes, other warps. Whether
-a candidate is legal shows when it is planned or built; one that is not carries the reason.
+In: a program, a target and the heuristic's choice. Out: candidates. `Space.openings` has every strategy once, and every library
+call that computes exactly the program; `Space.variants` has the neighbours of a candidate: other tile sizes, other warps. A
+candidate may turn out to be illegal when it is planned or built; the reason is recorded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from serrate.tensor.hints import NO_HINTS, Hints
 Sizes = tuple[tuple[str, int], ...]
 Options = tuple[tuple[str, int | str], ...]
 HOST = "host"
-"""Stands for a strategy in candidates for the tunables of a kernel's host code."""
+"""The strategy name of candidates for the tunables of a kernel's host code."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a plan is made from.
+    """A strategy with options, from which a plan is made.
 
     >>> print(Candidate("masked", (("rows", 16),)), Candidate("maskless", lanes=(("k", 64),)))
     masked(rows=16) maskless(k=64)
@@ -100,11 +100,11 @@ ON_GPU: dict[str, dict[str, tuple[int | bool, ...]]] = {
     "masked": {"rows": (16, 64), "warps": (2, 8)},
     "persistent_dynamic": {"chunk": (1024, 8192), "warps": (2, 8), "uncut": (4096,)},
 }
-"""Values of each option that are tried, one option at a time; None of them is the usual one everywhere."""
+"""Values of each option that are tried, one option at a time; none of them is the default everywhere."""
 OF_KERNELS = ("rows", "chunk", "warps")
 """The options that matter to kernels, whose tiles are set by axis."""
 FACTORS = (0.25, 4)
-"""By what the tile of a kernel is scaled."""
+"""The factors by which the tile of a kernel is scaled."""
 
 LIKELY = {"giant": "persistent_dynamic", "uniform": "masked", "exponential": "maskless", "bimodal": "maskless"}
 """The strategy to try first for lengths that the user says are distributed like this."""
@@ -128,7 +128,7 @@ class Space:
     """The choice without measuring; always the first."""
     target: Target
     groups: tuple[TileGroup, ...] = ()
-    """Of a kernel: what may be tiled otherwise."""
+    """For a kernel: the axes whose tile sizes may vary."""
     of_kernel: bool = False
     threads: int = 1
     """How many threads a CPU runs now."""
@@ -165,8 +165,8 @@ class Space:
         return found
 
     def sharings(self, candidate: Candidate, hints: Hints = NO_HINTS) -> list[Candidate]:
-        """The candidate with its work shared otherwise between threads, unless a library shares it. Nothing is compiled for
-        these."""
+        """The candidate with other ways of sharing its work between threads, unless a library does so. These need no
+        compilation."""
         if self.target.many_workers or self.threads == 1 or candidate.strategy == LIBRARY:
             return []
         orders = [order for order in ORDERS if order != candidate.order]

@@ -1,6 +1,6 @@
-"""Identity: what a record is only valid for, besides the program.
+"""Identity of the device and the toolchain that a record is valid for.
 
-In: a device, a backend. Out: texts that name the processor and everything that turns a plan into code.
+In: a device, a backend. Out: texts that name the processor, and the versions of everything that turns a plan into code.
 """
 
 from __future__ import annotations

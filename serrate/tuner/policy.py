@@ -23,7 +23,7 @@ from serrate.tuner.search import EFFORTS, Effort
 
 @dataclass(frozen=True)
 class Policy:
-    """What the user wants for one function; None for what is set in the environment."""
+    """The user's settings for one function; None means the setting of the environment."""
 
     tune: str | None = None
     effort: str | None = None
@@ -38,12 +38,12 @@ class Policy:
             raise CallError(f"effort={self.effort!r}: {choices(str(self.effort), settings.EFFORTS)}")
 
     def now(self) -> tuple[str, Effort] | None:
-        """When and how a call is measured that has no record yet: "first_call" or "background"; None if it is not."""
+        """When and with which effort a call without a record is measured: "first_call" or "background"; None if it is not."""
         if _paused.get():
             return None
-        asked, current = _asked.get(), settings.current()
-        if asked is not None and (asked.insists or (self.tune != "never" and self.effort != "none")):
-            return "first_call", EFFORTS[asked.effort or _some(self.effort or current.effort)]
+        request, current = _request.get(), settings.current()
+        if request is not None and (request.overrides_never or (self.tune != "never" and self.effort != "none")):
+            return "first_call", EFFORTS[request.effort or _some(self.effort or current.effort)]
         tune, effort = self.tune or current.tune, self.effort or current.effort
         return None if self.eager or tune == "never" or effort == "none" else (tune, EFFORTS[effort])
 
@@ -56,25 +56,25 @@ USUAL, EAGER, NEVER = Policy(), Policy(eager=True), Policy(tune="never")
 
 
 @dataclass
-class Asked:
-    """What `tuning()` asks for."""
+class TuningRequest:
+    """The arguments of `tuning()`."""
 
     effort: str | None
     again: bool
-    insists: bool
+    overrides_never: bool
     """Whether functions that say `tune="never"` are measured too."""
     done: set[object] = field(default_factory=set)
-    """What was measured again."""
+    """The keys that were measured again."""
 
 
-_asked: ContextVar[Asked | None] = ContextVar("serrate_tuning", default=None)
+_request: ContextVar[TuningRequest | None] = ContextVar("serrate_tuning", default=None)
 _paused: ContextVar[bool] = ContextVar("serrate_tuning_paused", default=False)
 
 
 class tuning:
-    """In this context, everything that is called is tuned, eager operators too, unless it says `tune="never"` itself.
+    """In this context, every call is tuned, including eager operators, except functions with `tune="never"`.
 
-    `effort` is "quick" (3 s per program on a CPU) or "full"; `again` measures also what has been measured before.
+    `effort` is "quick" (3 s per program on a CPU) or "full". With `again`, programs that have records are measured again.
 
     >>> import torch
     >>> from serrate import JaggedTensor
@@ -83,27 +83,28 @@ class tuning:
     ...     total = jt.sum(dim=1)
     """
 
-    _insists = False
+    _overrides_never = False
 
     def __init__(self, effort: str | None = None, *, again: bool = False) -> None:
         if effort is not None and effort not in EFFORTS:
             raise CallError(f"tuning(effort={effort!r}): {choices(str(effort), tuple(EFFORTS))}")
         self._effort, self._again = effort, again
-        self._tokens: list[Token[Asked | None]] = []
+        self._tokens: list[Token[TuningRequest | None]] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(_asked.set(Asked(self._effort, self._again, self._insists)))
+        self._tokens.append(_request.set(TuningRequest(self._effort, self._again, self._overrides_never)))
         # Bindings that were made outside are not looked for inside.
         settings.replan()
 
     def __exit__(self, *_: object) -> None:
-        _asked.reset(self._tokens.pop())
+        _request.reset(self._tokens.pop())
 
 
 class retuning(tuning):
-    """What `f.tune(...)` runs in: everything is measured again, also what says `tune="never"`. Raises where nothing may be."""
+    """The context of `f.tune(...)`: everything is measured again, including functions with `tune="never"`. Raises if measuring is
+    not possible."""
 
-    _insists = True
+    _overrides_never = True
 
     def __init__(self, effort: str | None = None) -> None:
         super().__init__(effort, again=True)
@@ -118,17 +119,17 @@ class retuning(tuning):
 
 
 def measured_again(what: object) -> bool:
-    """Whether `tuning(again=True)` wants something measured that has a record; True once for each."""
-    asked = _asked.get()
-    if asked is None or not asked.again or _paused.get() or what in asked.done:
+    """Whether `tuning(again=True)` requires measuring this key again; True once per key."""
+    request = _request.get()
+    if request is None or not request.again or _paused.get() or what in request.done:
         return False
-    asked.done.add(what)
+    request.done.add(what)
     return True
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """In this context nothing is measured: for those who ask for plans and sources, and run nothing."""
+    """In this context nothing is measured: for calls that return plans or sources and run nothing."""
     token = _paused.set(True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Ranks: under torch.distributed, the choices of rank 0 are used by all ranks.
+"""Ranks: under torch.distributed, all ranks use the choices of rank 0.
 
-In: records of rank 0. Out: the same records on the other ranks, through the store that the process group was started with. No
-rank takes part in a collective for this, so ranks whose data differ cannot wait for each other forever.
+In: records of rank 0. Out: the same records on the other ranks, through the store of the process group. This uses no
+collectives, so ranks whose data differ cannot deadlock.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def is_follower() -> bool:
 
 
 def _names(key: ProgramKey, bucket: Bucket) -> tuple[str, str]:
-    """Under which names a record is published: for its bucket, and for the program."""
+    """The store keys of a record: one for its bucket, one for the program."""
     return f"serrate/{key.digest}/{file_name(bucket)}", f"serrate/{key.digest}"
 
 
 def publish(tuning: Tuning) -> bool:
-    """Rank 0 tells the others; returns whether there was anyone to tell."""
+    """Publishes a record of rank 0; returns whether there are other ranks."""
     group = _group()
     store = None if group is None or group.get_rank() != 0 else default_store()
     if store is None:

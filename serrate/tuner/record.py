@@ -1,8 +1,8 @@
 """Records: what was measured for which calls, as data; kept in memory and on disk.
 
 In: a key and the result of a search. Out: `Tuning` records, found again by this process and by others. A record is one JSON file,
-`tuned/<program>/<bucket>.json` in the cache folder, written to a temporary file and renamed. It holds its whole key and a digest
-of itself: one that is damaged, or that belongs to another key, is reported and measured again, never trusted.
+`tuned/<program>/<bucket>.json` in the cache folder, written to a temporary file and renamed. It contains its whole key and a
+digest. A record that is damaged, or that belongs to another key, is reported and measured again, never trusted.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from serrate.tuner.search import Tried
 FOLDER = "tuned"
 """The subfolder of the cache folder with one folder per program."""
 SIMILAR = 5
-"""By how many doublings the sizes of two calls may differ, on average, if one is to run with the plan of the other."""
+"""The most doublings by which the sizes of two calls may differ, on average, if one is to use the plan of the other."""
 FORMAT = 1
 """Part of every key: records of another format are not read."""
 
 
 @dataclass(frozen=True)
 class ProgramKey:
-    """What a shelf of records is for."""
+    """Identifies the records of one program."""
 
     text: str
     """A digest of the program before it is scheduled, with the sizes that are compiled in, and of what the user fixed."""
@@ -62,7 +62,7 @@ class ProgramKey:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is known about the plans of a program for one bucket of calls."""
+    """The result of tuning a program for one bucket of calls."""
 
     program: str
     """The name of the program."""
@@ -134,7 +134,7 @@ def unpacked(content: bytes, source: str = "remembered") -> Tuning:
         whole = json.loads(content)
         body, wanted = whole["tuning"], whole["digest"]
         if _digest(body) != wanted:
-            raise ValueError("it is not what was written")
+            raise ValueError("its digest does not match")
         return tuning_from(body, source)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a record of the tuner: {error}") from error
@@ -145,7 +145,7 @@ def file_name(bucket: Bucket) -> str:
     return f"{_digest(bucket.as_dict())[:16]}.json"
 
 
-class Shelf:
+class Records:
     """The records of one program."""
 
     def __init__(self, key: ProgramKey, folder: Path) -> None:
@@ -156,11 +156,11 @@ class Shelf:
         """Replaced and never changed: threads that tune in the background add to it."""
         self._reported: set[Path] = set()
         self._read: dict[Path, int] = {}
-        """When the records that were read had been written."""
+        """The modification times of the files that were read."""
         self.load()
 
     def load(self) -> None:
-        """Reads what other processes have written since."""
+        """Reads records that other processes have written since the last call."""
         if not self.folder.is_dir():
             return
         try:
@@ -226,8 +226,8 @@ class Shelf:
 
     @contextlib.contextmanager
     def measuring(self, bucket: Bucket, patience: float) -> Iterator[bool]:
-        """Held while a bucket is measured, by one process at a time; gives False if another one still has it after `patience`
-        seconds. What it wrote is known then."""
+        """Locks a bucket while it is measured; yields False if another process still holds the lock after `patience` seconds. On
+        entry, reads the records of other processes."""
         try:
             self._make_folder()
             lock = FileLock((self.folder / file_name(bucket)).with_suffix(".lock"))
@@ -236,7 +236,7 @@ class Shelf:
             yield False
             return
         except (OSError, CacheError, NotImplementedError):
-            yield True  # no folder, or no locks in it: no other process to wait for
+            yield True  # no folder, or a file system without locks: nothing to wait for
             return
         try:
             self.load()
@@ -245,28 +245,28 @@ class Shelf:
             lock.release()
 
 
-_shelves: dict[tuple[ProgramKey, Path], Shelf] = {}
+_records: dict[tuple[ProgramKey, Path], Records] = {}
 _guard = Lock()
 
 
-def shelf(key: ProgramKey) -> Shelf:
+def records_of(key: ProgramKey) -> Records:
     """The records of a program, shared by everything in this process that runs it."""
     at = (key, settings.current().cache_dir)
     with _guard:
-        found = _shelves.get(at)
+        found = _records.get(at)
         if found is None:
-            found = _shelves[at] = Shelf(key, at[1])
+            found = _records[at] = Records(key, at[1])
     return found
 
 
-def is_current(found: Shelf) -> bool:
-    """Whether a shelf is still the one for its program: the cache folder is the same, and nothing was forgotten."""
+def is_current(found: Records) -> bool:
+    """Whether these are still the records of their program: the cache folder is the same, and nothing was forgotten."""
     return not found.gone and found.place == settings.current().cache_dir
 
 
 def forget() -> None:
     """Forgets what this process knows; records on disk are read again."""
     with _guard:
-        for each in _shelves.values():
+        for each in _records.values():
             each.gone = True
-        _shelves.clear()
+        _records.clear()

@@ -1,9 +1,9 @@
 """Search: which candidates are built and timed, in which order, and when to stop.
 
-In: a space of candidates, a laboratory that builds and runs them, a deadline. Out: what was found about each. Two searchers:
-`Halving`, which drops losers early and looks around the winners, and `Exhaustive`, which times everything. Both time interleaved,
-so that a machine that is slower for a while is slower for all of them, and start from the choice that is made without measuring,
-which stays unless another is faster by more than the noise.
+In: a space of candidates, a measurer that builds and runs them, a deadline. Out: the times of the candidates, or why they have
+none. Two searchers: `Halving` drops slow candidates early and tries variants of the fast ones; `Exhaustive` times everything.
+Both interleave candidates, so that a slow phase of the machine affects all of them. Both start from the heuristic's choice,
+which stays unless another candidate is faster by more than the noise.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ FEWEST, MOST = 3, 32
 LONG = 0.1
 """Seconds of a run that is long."""
 WAVE = 4
-"""How many candidates are built together: the time that is left is looked at in between."""
+"""How many candidates are built together; the deadline is checked in between."""
 TIE = 0.02
 """A candidate replaces the usual one if it is faster by more than this share."""
 SPENT = "not tried: the time budget was spent"
 
 
 class Unfit(Exception):
-    """Raised by a candidate's first run: why it is not to be chosen."""
+    """Raised by a candidate's first run, with the reason why it must not be chosen."""
 
 
 def reason_of(error: Exception) -> str:
-    """Why a candidate cannot run: the message of an error that is meant to be read, and the first line of any other."""
+    """The reason why a candidate cannot run: the whole message of a `SerrateError`, the first line of any other error."""
     return str(error) if isinstance(error, SerrateError) else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-class Laboratory(Protocol):
+class Measurer(Protocol):
     """Builds and runs candidates."""
 
     def now(self) -> float:
@@ -50,8 +50,7 @@ class Laboratory(Protocol):
         """Whether a candidate was built for an earlier call, or is a library call, for which nothing is built."""
 
     def build(self, candidates: Sequence[Candidate], seconds: float) -> dict[Candidate, str]:
-        """Builds candidates, several at once; returns why some of them cannot run. After so many seconds it does not wait for the
-        others."""
+        """Builds candidates, several at once; returns why some of them cannot run. Waits for at most `seconds`."""
 
     def run(self, candidate: Candidate, repeats: int) -> float:
         """Runs a candidate that was built, several times; returns the seconds of the fastest run. The first may raise `Unfit`."""
@@ -59,40 +58,41 @@ class Laboratory(Protocol):
 
 @dataclass(frozen=True)
 class Tried:
-    """What was found about a candidate."""
+    """The result for one candidate."""
 
     candidate: Candidate
     seconds: float | None
-    """Of one run; None if it was not timed."""
+    """The time of one run; None if it was not timed."""
     samples: int = 0
     reason: str = ""
-    """Why it was not timed, or not to the end."""
+    """The reason why it was not timed, or was dropped."""
 
 
 @dataclass
 class Race:
     """Candidates in the order in which they were considered, with their samples."""
 
-    laboratory: Laboratory
+    measurer: Measurer
     deadline: float
     report: Callable[[str], None] = lambda text: None
     samples: dict[Candidate, list[float]] = field(default_factory=dict)
     reasons: dict[Candidate, str] = field(default_factory=dict)
     first: dict[Candidate, float] = field(default_factory=dict)
-    """Seconds of the first run of each, which found nothing in the cache."""
+    """Seconds of the first run of each, with a cold cache."""
     per_build: float = 0.3
     """Seconds that a build takes, about."""
 
     def left(self) -> float:
         """Seconds until the deadline."""
-        return self.deadline - self.laboratory.now()
+        return self.deadline - self.measurer.now()
 
     def seconds(self, candidate: Candidate) -> float:
-        """The estimate for a candidate: its fastest sample. Whatever else the machine does only ever adds time."""
+        """The estimate for a candidate: its fastest sample, because other load only adds time."""
         return min(self.samples[candidate])
 
     def settled(self, candidate: Candidate, last: int) -> float:
-        """How much the estimate has fallen with the `last` samples, as a share of it: what further samples may still change."""
+        """How much the estimate has fallen during the `last` samples, as a share of it: how much further samples may still
+        change."""
         before = self.samples[candidate][:-last]
         return min(before) / self.seconds(candidate) - 1 if before else float("inf")
 
@@ -113,18 +113,18 @@ class Race:
         self.report(f"timing {candidate}")
         last = min((self.first[candidate], *found))
         repeats = 1 if last > LONG else min(max(FEWEST, math.ceil(SAMPLE / max(last, 1e-9))), MOST)
-        found.append(self.laboratory.run(candidate, repeats))
+        found.append(self.measurer.run(candidate, repeats))
 
     def enter(self, candidates: Iterable[Candidate], share: float = 1.0) -> list[Candidate]:
         """Builds candidates that are new, as many as there is time for, and takes one sample of each; returns those. Builds may
         take a `share` of the time that is left."""
         new = [c for c in dict.fromkeys(candidates) if c not in self.samples]
-        end = self.laboratory.now() + share * self.left()
-        built = [c for c in new if self.laboratory.is_built(c)]
+        end = self.measurer.now() + share * self.left()
+        built = [c for c in new if self.measurer.is_built(c)]
         missing = [c for c in new if c not in built]
         waves = [built, *(missing[k : k + WAVE] for k in range(0, len(missing), WAVE))]
         for wave in filter(None, waves):
-            room = len(wave) if wave is built or not self.samples else int((end - self.laboratory.now()) / self.per_build)
+            room = len(wave) if wave is built or not self.samples else int((end - self.measurer.now()) / self.per_build)
             for late in wave[max(room, 0) :] if self.left() > 0 else wave:
                 self.samples[late], self.reasons[late] = [], SPENT
             self._enter([c for c in wave if c not in self.samples], is_new=wave is not built)
@@ -134,12 +134,12 @@ class Race:
         if not wave:
             return
         self.report(f"building {', '.join(map(str, wave))}")
-        start = self.laboratory.now()
+        start = self.measurer.now()
         # The first candidate is built without a deadline: the call runs it if nothing faster is found.
-        failed = self.laboratory.build(wave, max(self.left(), 0.0) if self.timed() else float("inf"))
+        failed = self.measurer.build(wave, max(self.left(), 0.0) if self.timed() else float("inf"))
         if is_new:
             # Averaged with the earlier estimate, because some of these builds may have been found on disk.
-            self.per_build = (self.per_build + (self.laboratory.now() - start) / len(wave)) / 2
+            self.per_build = (self.per_build + (self.measurer.now() - start) / len(wave)) / 2
         for candidate in wave:
             self.samples[candidate] = []
             if candidate in failed:
@@ -152,7 +152,7 @@ class Race:
     def _start(self, candidate: Candidate) -> None:
         """A first run, which warms up caches, pools and code, and one sample."""
         try:
-            self.first[candidate] = self.laboratory.run(candidate, 1)
+            self.first[candidate] = self.measurer.run(candidate, 1)
         except Unfit as error:
             self.reasons[candidate] = str(error)
             return
@@ -193,7 +193,7 @@ class Searcher(ABC):
     def search(
         self,
         space: Space,
-        laboratory: Laboratory,
+        measurer: Measurer,
         deadline: float,
         hints: Hints = NO_HINTS,
         first: Candidate | None = None,
@@ -201,7 +201,7 @@ class Searcher(ABC):
     ) -> Found:
         """The fastest candidate found before the deadline, and all candidates that were tried. `first`, a candidate that is good
         for similar calls, is entered right after the usual choice. `report` is called with progress messages."""
-        race = Race(laboratory, deadline, report)
+        race = Race(measurer, deadline, report)
         race.enter([space.usual])
         race.enter([first] if first else [])
         self.race(space, race, hints)
@@ -213,11 +213,11 @@ class Halving(Searcher):
     """Successive halving: every strategy once, then variants of the best, then more and more samples of fewer and fewer."""
 
     near: float = 1.5
-    """Variants are tried of openings that take at most so many times as long as the best."""
+    """Variants are tried only of openings that take at most this many times as long as the best."""
     hopeless: float = 2.0
-    """A candidate whose first sample takes so many times as long as the best is dropped."""
+    """A candidate is dropped if its first samples take this many times as long as the best."""
     rounds: int = 40
-    """The most samples of a finalist; fewer if they stop to change anything."""
+    """The most samples of a finalist; sampling stops earlier once estimates no longer change."""
     steps: int = 2
     """How many times variants of the best are tried."""
 

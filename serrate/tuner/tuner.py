@@ -1,12 +1,12 @@
 """The choice for a call: remembered, measured now, or made without measuring.
 
-In: a program with its policy, and for every call its bucket and a laboratory. Out: a candidate. The order in which it is decided:
+In: a program with its policy, and for every call its bucket and a measurer. Out: a candidate, from the first of these sources:
 
     1. a record for this bucket, of this process or on disk
     2. if the call may be measured: a search, which starts from the usual choice and from that of the nearest bucket
-    3. the record of the nearest bucket; without one, the usual choice
+    3. the record of the nearest bucket; if there is none, the usual choice
 
-With `tune="background"`, 3. serves until a thread has done 2.
+With `tune="background"`, calls use 3 until a thread has finished 2.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from serrate.tuner import ranks
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.candidates import Space
 from serrate.tuner.policy import Policy, may_measure, measured_again
-from serrate.tuner.record import ProgramKey, Shelf, Tuning, is_current, shelf
-from serrate.tuner.search import Effort, Laboratory, reason_of
+from serrate.tuner.record import ProgramKey, Records, Tuning, is_current, records_of
+from serrate.tuner.search import Effort, Measurer, reason_of
 
 log = logs.logger("tune")
 
-Laboratories = Callable[[bool], Laboratory]
-"""Makes what a call is measured with; given True, on a copy of its arguments."""
+MakeMeasurer = Callable[[bool], Measurer]
+"""Makes the measurer for a call; given True, it runs on a copy of the arguments."""
 
 
 class ProgramTuner:
@@ -47,43 +47,43 @@ class ProgramTuner:
         self._shares = shares
         """How many programs share one budget: the stages of a function."""
         self._pending: set[tuple[int, Bucket]] = set()
-        """What threads measure, with the process they run in: a forked child has none of them."""
+        """The buckets that threads are measuring, with their process: a forked child has no such threads."""
         self._published: set[Bucket] = set()
         self._has_waited = False
         """Whether this rank has waited for rank 0's first choice."""
-        self._shelf: Shelf | None = None
+        self._records: Records | None = None
 
     @property
-    def shelf(self) -> Shelf:
+    def records(self) -> Records:
         """The records of this program."""
-        found = self._shelf
+        found = self._records
         if found is None or not is_current(found):
-            found = self._shelf = shelf(self.key)
+            found = self._records = records_of(self.key)
         return found
 
     def is_idle(self) -> bool:
-        """Whether there is nothing to choose from: no records, and none will be made now."""
-        return self.policy.now() is None and not self.shelf.known
+        """Whether there is no choice to make: there are no records, and nothing is measured now."""
+        return self.policy.now() is None and not self.records.known
 
-    def tuning(self, bucket: Bucket, space: Space, laboratory: Laboratories | None = None) -> Tuning:
-        """The record for a call; without a laboratory, nothing is measured."""
-        known = self.shelf.known.get(bucket)
+    def tuning(self, bucket: Bucket, space: Space, make_measurer: MakeMeasurer | None = None) -> Tuning:
+        """The record for a call; without a measurer, nothing is measured."""
+        known = self.records.known.get(bucket)
         if known is not None and not measured_again((self.key, bucket)):
             self._publish(known)
             return known
-        near = self.shelf.nearest(bucket)
-        how = None if laboratory is None or not may_measure(self.device) else self.policy.now()
-        if how is None or laboratory is None:
+        near = self.records.nearest(bucket)
+        how = None if make_measurer is None or not may_measure(self.device) else self.policy.now()
+        if how is None or make_measurer is None:
             return self._unmeasured(bucket, space, near)
         when, effort = how
         if ranks.is_follower():
             return self._of_rank_zero(bucket, space, near, effort)
         if when == "background":
-            self._start(bucket, space, laboratory, effort, near)
+            self._start(bucket, space, make_measurer, effort, near)
             return self._unmeasured(bucket, space, near)
         if making.is_mine():  # a traced function calls an operator: others would wait for this search
             return self._unmeasured(bucket, space, near)
-        return self._measured(bucket, space, laboratory, effort, near, before=known)
+        return self._measured(bucket, space, make_measurer, effort, near, before=known)
 
     def _publish(self, tuning: Tuning) -> None:
         if tuning.bucket not in self._published and ranks.publish(tuning):
@@ -98,34 +98,36 @@ class ProgramTuner:
         self,
         bucket: Bucket,
         space: Space,
-        laboratory: Laboratories,
+        make_measurer: MakeMeasurer,
         effort: Effort,
         near: Tuning | None,
         before: Tuning | None = None,
     ) -> Tuning:
         """Measures a bucket, unless another process has done so meanwhile; `before` is a record that is to be replaced."""
         budget = effort.budget(self.device.type) / self._shares
-        shelf = self.shelf
-        with searching, shelf.measuring(bucket, patience=2 * budget + 2) as mine:
-            known = shelf.known.get(bucket)
+        records = self.records
+        with searching, records.measuring(bucket, patience=2 * budget + 2) as mine:
+            known = records.known.get(bucket)
             if known is not None and known is not before:
                 return known
             if not mine:
-                log.warning("%s: others have been measuring it for %.0f s; they are not waited for", self.name, 2 * budget)
+                log.warning(
+                    "%s: another process has been measuring it for %.0f s; continuing without its result", self.name, 2 * budget
+                )
                 return self._unmeasured(bucket, space, near)
             start = time.perf_counter()
             first = near.chosen if near is not None else None
             try:
                 with progress(f"tuning {self.name}") as report:
-                    made = laboratory(False)
-                    found = effort.searcher.search(space, made, made.now() + budget, bucket.hints, first, report)
+                    measurer = make_measurer(False)
+                    found = effort.searcher.search(space, measurer, measurer.now() + budget, bucket.hints, first, report)
             except Exception as error:
                 # Copies of the arguments may not fit in memory, for instance; the call itself needs no measurement.
                 log.warning("%s could not be measured: %s", self.name, reason_of(error), exc_info=log.isEnabledFor(logging.DEBUG))
                 return self._unmeasured(bucket, space, near)
             spent = time.perf_counter() - start
             tuning = Tuning(self.name, self.key, bucket, found.chosen, found.tried, spent, effort.name, "measured")
-            shelf.put(tuning)
+            records.put(tuning)
         self._publish(tuning)
         log.info("%s: %s, measured in %.2f s", self.name, found.chosen, spent)
         for each in found.tried:
@@ -133,28 +135,28 @@ class ProgramTuner:
         return tuning
 
     def _of_rank_zero(self, bucket: Bucket, space: Space, near: Tuning | None, effort: Effort) -> Tuning:
-        """What rank 0 has chosen for this bucket, or else for another."""
+        """Rank 0's choice for this bucket, or else for another."""
         patience = 0.0 if self._has_waited else effort.budget(self.device.type)
         tuning = ranks.received(self.key, bucket, patience)
         self._has_waited = True
         if tuning is None:
             return self._unmeasured(bucket, space, near)
         tuning = replace(tuning, bucket=bucket)
-        self.shelf.keep(tuning)
+        self.records.keep(tuning)
         return tuning
 
-    def _start(self, bucket: Bucket, space: Space, laboratory: Laboratories, effort: Effort, near: Tuning | None) -> None:
-        """Measures a bucket in a thread of its own, on a copy of the arguments."""
+    def _start(self, bucket: Bucket, space: Space, make_measurer: MakeMeasurer, effort: Effort, near: Tuning | None) -> None:
+        """Measures a bucket in a separate thread, on a copy of the arguments."""
         pending = (os.getpid(), bucket)
         if pending in self._pending:
             return
         self._pending.add(pending)
-        made = laboratory(True)
+        measurer = make_measurer(True)
         used = space.usual if near is None else near.chosen
 
         def measure() -> None:
             try:
-                tuning = self._measured(bucket, space, lambda _: made, effort, near)
+                tuning = self._measured(bucket, space, lambda _: measurer, effort, near)
                 if tuning.chosen != used:
                     settings.replan()
             except Exception as error:

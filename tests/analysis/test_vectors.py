@@ -82,9 +82,9 @@ def test_rows() -> None:
 def test_what_cannot_be_a_vector() -> None:
     d = IterDomain(32)
     outer, inner = split(d, 8)
-    with pytest.raises(DomainError, match=r"positions of .* are not neighbours, because .* came of `split 8`"):
+    with pytest.raises(DomainError, match=r"positions of .* are not adjacent, because .* comes from `split 8`"):
         check_vectorized([d], [outer.parallelize(ParallelType.VECTORIZE), inner])
-    with pytest.raises(DomainError, match="came of `resize 1, 0`"):
+    with pytest.raises(DomainError, match="comes from `resize 1, 0`"):
         check_vectorized([d], vectorized(resize(d, 1, 0), 3))
     with pytest.raises(DomainError, match="must be known when the program is compiled"):
         check_vectorized([d], [IterDomain(symbol("n"), parallel=ParallelType.VECTORIZE)])

@@ -49,7 +49,7 @@ def test_info_counts_programs_files_bytes_and_age(private_cache: Path) -> None:
     assert {name: value.strip() for name, value in rows.items()} == {
         "programs": "2",
         "plans": "0",
-        "damaged": "2; they are made again when they are needed",
+        "damaged": "2; they are rebuilt when needed",
         "files": "4",
         "size": "1.5 KiB",
         "oldest": "3 days",

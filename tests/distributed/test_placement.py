@@ -65,7 +65,7 @@ def test_the_six_conversions() -> None:
         _same(everything._replicate_to_aligned_shard(whole, mesh, 0, rank), ours)
         with pytest.raises(PartitionError, match="replicated tensor has no splits"):
             PartitionedShard(0, 4)._replicate_to_aligned_shard(whole, mesh, 0, rank)
-        with pytest.raises(PartitionError, match="are of unaligned blocks"):
+        with pytest.raises(PartitionError, match="describe unaligned blocks"):
             PartitionedShard(0, 4, row)._aligned_to_replicate(ours, mesh, 0, whole.shape)
         with pytest.raises(PartitionError, match="needs splits"):
             PartitionedShard(0, 4)._unaligned_to_aligned_shard(mine, mesh, 0)

@@ -286,7 +286,7 @@ def test_methods_of_the_container_are_named_by_its_class() -> None:
 
 
 def test_rows_without_the_dim_that_counts_them() -> None:
-    message = "a tensor of shape (r0, 4) cannot be stored: a ragged dim needs the dims that count its rows beside it"
+    message = "a tensor of shape (r0, 4) cannot be stored: a ragged dim needs the dims that count its rows"
     with ir.Fusion() as f:
         rows = ops.as_nested(f.input((None, 4), torch.float32), f.input((None,), torch.int64))
         with pytest.raises(ShapeError, match=re.escape(message)):

@@ -293,5 +293,5 @@ class TestStorage:
 
     def test_rows_without_their_component_have_none(self) -> None:
         r = partition(IterDomain(10), [0, 3, 8, 10])[1]
-        with pytest.raises(ShapeError, match="cannot be stored: a ragged dim needs the dims that count its rows beside it"):
+        with pytest.raises(ShapeError, match="cannot be stored: a ragged dim needs the dims that count its rows"):
             storage_of([r, IterDomain(4)])

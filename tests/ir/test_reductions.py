@@ -140,7 +140,7 @@ def test_reductions_are_values() -> None:
     for kind in KINDS.values():
         assert pickle.loads(pickle.dumps(kind)) == kind
     assert softmax(1) is SOFTMAX and softmax(2) is not SOFTMAX and SUM is reduction("sum")
-    with pytest.raises(DtypeError, match="no reduction is called 'total'; there are sum, prod"):
+    with pytest.raises(DtypeError, match="unknown reduction 'total': choose from sum, prod"):
         reduction("total")
     with pytest.raises(
         DtypeError, match="softmax: lift returns 2 states for 1 values, but the reduction declares maximum, total1, total2"

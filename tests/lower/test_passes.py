@@ -58,12 +58,12 @@ def test_the_passes_of_a_fusion_can_be_printed(shown: Callable[[], list[str]]) -
         f.output(ops.sum(ops.as_nested(x, offsets), 1))
     f.compile("reference", "maskless")(torch.ones(3, 3), torch.tensor([0, 1, 3]))
     printed = {text.split("\n")[0]: text for text in shown()}
-    assert next(iter(printed)) == "totals, as it is made"
+    assert next(iter(printed)) == "totals, before all passes"
     # Each as often as it changes something, in the order of the list.
     assert [t for t in printed if "after" in t] == [
-        f"totals, after {name}" for name in ("inside", "name_indices", "strip_mine", "long_sums")
+        f"totals, after {name}" for name in ("keep_in_bounds", "name_indices", "strip_mine", "long_sums")
     ]
-    assert "T1[c0]" in printed["totals, as it is made"] and "clamp(T1[c0], n0)" in printed["totals, after inside"]
+    assert "T1[c0]" in printed["totals, before all passes"] and "clamp(T1[c0], n0)" in printed["totals, after keep_in_bounds"]
     assert "T1_c0 := clamp(T1[c0], n0)" in printed["totals, after name_indices"]
     assert "T3_wide" not in printed["totals, after strip_mine"] and "_wide" in printed["totals, after long_sums"]
 
@@ -79,9 +79,12 @@ def test_the_passes_of_a_kernel_can_be_printed(shown: Callable[[], list[str]]) -
 
     totals.on("reference")(JaggedTensor.from_lengths(torch.ones(3, 3), [1, 2]), torch.empty(2, 3))
     printed = {text.split("\n")[0]: text for text in shown()}
-    assert {"totals, as it is made", "totals, after end_loops", "totals, after inside", "totals, after name_indices"} <= set(
-        printed
-    )
+    assert {
+        "totals, before all passes",
+        "totals, after end_loops",
+        "totals, after keep_in_bounds",
+        "totals, after name_indices",
+    } <= set(printed)
     assert "min(" in printed["totals, after end_loops"], "the loop ends where its row does"
 
 

@@ -109,29 +109,32 @@ ILLEGAL: dict[str, tuple[LoopProgram, str]] = {
         worker(Assign((D,), (), Local("total", torch.float64, (D,)), constant(0.0, torch.float64))),
         "total is declared as torch.float32",
     ),
-    "a lane twice": (worker(replace(STORES, lanes=(D, D))), "each lane once"),
-    "a lane that writes in turn": (worker(Assign((D, K), (), TOTAL, load(X, (C, K.symbol)))), "would write it in turn"),
-    "a block written nowhere": (worker(Reduce((K,), (), TOTAL, "sum", load(X, (C, K.symbol)))), "nothing says at which d"),
+    "a lane twice": (worker(replace(STORES, lanes=(D, D))), "must be distinct and not empty"),
+    "a lane that writes in turn": (
+        worker(Assign((D, K), (), TOTAL, load(X, (C, K.symbol)))),
+        "several lanes would write one element",
+    ),
+    "a block written nowhere": (worker(Reduce((K,), (), TOTAL, "sum", load(X, (C, K.symbol)))), "along d is undefined"),
     "a float in an integer": (
         worker(Reduce((D,), (), COUNT, "sum", load(X, (C, D.symbol)))),
-        "count is torch.int64, and gets a float",
+        "count is torch.int64, but is assigned a float",
     ),
-    "a grid in a serial loop": (program(loop(R, loop(C, grid=True))), "inside something that is not one"),
-    "a grid in a branch": (program(If((Less(const(0), N),), (loop(C, grid=True),), ())), "inside something that is not one"),
-    "a write to an argument": (worker(replace(STORES, tensor=X)), "x is written, and is neither a result nor scratch"),
+    "a grid in a serial loop": (program(loop(R, loop(C, grid=True))), "may be nested only in grid loops"),
+    "a grid in a branch": (program(If((Less(const(0), N),), (loop(C, grid=True),), ())), "may be nested only in grid loops"),
+    "a write to an argument": (worker(replace(STORES, tensor=X)), "x is written, but is neither a result nor scratch"),
     "a tensor of another program": (worker(replace(STORES, tensor=tensor("z", Role.OUTPUT))), "z is not a tensor of the program"),
-    "too few indices": (worker(replace(STORES, index=(C,))), "y has 2 dims in memory, and 1 indices"),
+    "too few indices": (worker(replace(STORES, index=(C,))), "y has 2 dims in memory, but 1 indices"),
     "an operator that blocks do not have": (
         worker(loop(R, replace(ADDS, operator="welford"))),
-        "no reduction of blocks is called welford",
+        "unknown block operator welford",
     ),
     "a product of two lanes": (
         worker(Dot((D, K), (), TOTAL, load(X, (C, D.symbol)), load(X, (C, K.symbol)))),
-        "a product has lanes (rows, columns, depth)",
+        "a product needs lanes (rows, columns, depth)",
     ),
     "a running value along its own carry": (
         worker(Running((D,), (), TOTAL, TOTAL, D, "sum", load(X, (C, D.symbol)))),
-        "a lane of its statement that its carry does not have",
+        "a lane of its statement that its carry lacks",
     ),
     "scratch that another worker writes": (
         worker(replace(STORES, tensor=KEPT), replace(STORES, value=load(KEPT, (C, D.symbol)))),
@@ -179,7 +182,7 @@ def test_a_pass_that_breaks_a_program_is_noticed(target: object, monkeypatch: py
         kernels = tuple(replace(k, body=without(k.body)) for k in program.kernels)
         return replace(program, kernels=kernels)
 
-    monkeypatch.setattr(pipeline, "inside", forgets)
+    monkeypatch.setattr(pipeline, "keep_in_bounds", forgets)
     with pytest.raises(VerificationError, match="is used before it is declared"):
         pipeline.lower(scheduled, "f", (), target)  # type: ignore[arg-type]
 

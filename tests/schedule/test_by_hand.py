@@ -283,7 +283,7 @@ def test_more_positions_than_elements() -> None:
 def test_positions_in_another_order() -> None:
     f, total = row_sum()
     total.split(1, 8)
-    with pytest.raises(ScheduleError, match="swizzle: T3 keeps d1 and reduces r0i, which cannot say where a result goes"):
+    with pytest.raises(ScheduleError, match="swizzle: T3 keeps d1 and reduces r0i; a kept loop cannot depend on a reduced one"):
         total.swizzle(2, 3)
     total.swizzle(3, 2).parallelize(0, "grid").parallelize(3, "lanes")
     assert [d.name for d in total.loops] == ["c0", "r0o", "r0ix", "d1"]
@@ -493,12 +493,12 @@ def test_random_schedules_of_several_tensors_agree_or_are_refused(f: Fusion, len
         (lambda y: y.reorder([1, 0, 2]), "reorder: the length of r0 depends on c0, which must stay outside it, in T3"),
         (lambda y: y.reorder([0, 1]), r"reorder: expected each of 3 axes of .* once, got \[0, 1\]"),
         (lambda y: y.reorder({0: 1, 2: 1}), r"reorder: two axes of .* cannot have one place, got \{0: 1, 2: 1\}"),
-        (lambda y: y.parallelize(0, "fast"), r"parallelize: 'fast' is not how a loop can run: choose from serial, grid, lanes"),
+        (lambda y: y.parallelize(0, "fast"), r"parallelize: 'fast' is not a parallel type: choose from serial, grid, lanes"),
         (lambda y: y.parallelize(0, "grid").split(0, 2), "split: c0 of T3 is grid already; parallelize last"),
         (lambda y: y.partition(2, [0, 3]), r"partition: offsets must end at the extent 4, got 3"),
-        (lambda y: y.partition(0, [0, 3]), r"partition: i.c0\{n1 - 1\} of T3 has an extent known only when run"),
+        (lambda y: y.partition(0, [0, 3]), r"partition: i.c0\{n1 - 1\} of T3 has an extent known only at run time"),
         (lambda y: y.resize(1, -1, 0), "resize: r0 of T3 must not lose positions, got -1 and 0"),
-        (lambda y: y.resize(0, 1, 0), "resize: c0 of T3 picks the rows of r0, whose ends must be kept"),
+        (lambda y: y.resize(0, 1, 0), "resize: c0 of T3 selects the rows of r0, whose ends must be kept"),
         (lambda y: y.swizzle(2, 1), "swizzle: ragged.r0.* is ragged; only regular domains"),
         (lambda y: y.swizzle(1, 2), "swizzle: T3 keeps d1 and reduces r0"),
         (lambda y: y.rfactor(0), "rfactor: c0 is not reduced in T3"),
@@ -575,7 +575,7 @@ def test_memory_must_hold_everything() -> None:
     with Fusion() as f:
         inner = ops.exp(f.input((6, 2), torch.float32))
         f.output(inner * 2)
-    with pytest.raises(ScheduleError, match=r"set_allocation: \[.*\] is not made of the dims of T1, .*, or of its memory"):
+    with pytest.raises(ScheduleError, match=r"set_allocation: \[.*\] cannot be made from the dims of T1, .*, or of its memory"):
         inner.set_allocation(split(inner.domains[0], 4))
     with pytest.raises(DomainError, match="set_allocation: expected domains"):
         inner.set_allocation([6, 2])  # type: ignore[list-item]

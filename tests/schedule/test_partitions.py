@@ -202,7 +202,7 @@ def test_offsets_that_may_not_fit_are_refused() -> None:
         f.output(y)
     for numbers in ([[0, 1, 3], [0, 0, 0], [0, 2, 7]], [0, 10]):
         with pytest.raises(
-            ScheduleError, match=r"partition: ragged.r0\{.*\} of T\d has lengths known only when run; \[0, .*\] may not"
+            ScheduleError, match=r"partition: ragged.r0\{.*\} of T\d has lengths known only at run time; \[0, .*\] may not"
         ):
             y.partition(1, numbers)
     with pytest.raises(ScheduleError, match=r"partition: T2 does not partition rows of T1\[.*\] anywhere in the program"):
@@ -217,7 +217,7 @@ def test_rows_of_numbers_that_do_not_fit_are_refused() -> None:
         ScheduleError, match="partition: offsets of d0 of T1 have 1 leading dims, but only 0 loops are outside it"
     ):
         y.partition(0, [[0, 1, 2]])
-    with pytest.raises(ScheduleError, match="partition: T1 keeps d1 and reduces d0, which cannot say where a result goes"):
+    with pytest.raises(ScheduleError, match="partition: T1 keeps d1 and reduces d0; a kept loop cannot depend on a reduced one"):
         y.partition(1, GROUPS)
     with pytest.raises(DomainError, match="expected one row of offsets for each of 2 components, got 1"):
         y.partition(1, [[0, 7]])

@@ -63,7 +63,7 @@ def test_partition() -> None:
         "serial i.d1{4}",
     ]
     with pytest.raises(
-        ScheduleError, match=r"partition: i.d0\{n0\} of T6 has an extent known only when run; \[0, 1\] may not end there"
+        ScheduleError, match=r"partition: i.d0\{n0\} of T6 has an extent known only at run time; \[0, 1\] may not end there"
     ):
         after(Step("partition", ("T6", "d0", 0, 1)))
     with pytest.raises(ScheduleError, match=r"partition: T1 does not partition an extent of 4 anywhere in the program"):

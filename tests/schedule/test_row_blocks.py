@@ -144,7 +144,7 @@ def test_blocks_of_nested_rows_and_products(kind: str) -> None:
 def test_memory_that_does_not_hold_all_rows_is_refused(stored: Stored) -> None:
     _, inner, _ = row_sums()
     with pytest.raises(
-        ScheduleError, match=r"set_allocation: \[.*\] is not made of the dims of T3, .* by splits, merges and combines"
+        ScheduleError, match=r"set_allocation: \[.*\] cannot be made from the dims of T3, .* by splits, merges and combines"
     ):
         inner.set_allocation(stored(*inner.domains))
 

@@ -23,7 +23,7 @@ from serrate.tuner.archive import export_archive, import_archive, records
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.identity import compiler_identity
-from serrate.tuner.record import ProgramKey, Shelf, Tuning
+from serrate.tuner.record import ProgramKey, Records, Tuning
 
 runner = CliRunner(env={"COLUMNS": "300"})
 KEYS = [ProgramKey(text, ("float32[2]",), "cpp", "a processor, 2 threads", compiler_identity("cpp")) for text in ("a", "b")]
@@ -35,9 +35,9 @@ def plan(key: ProgramKey, size: int, strategy: str = "masked") -> Tuning:
 
 def fill(folder: Path, *plans: Tuning, written: float | None = None) -> None:
     for each in plans:
-        shelf = Shelf(each.key, folder)
-        shelf.put(each)
-        for path in shelf.folder.glob("*.json"):
+        records = Records(each.key, folder)
+        records.put(each)
+        for path in records.folder.glob("*.json"):
             if written is not None:
                 os.utime(path, (written, written))
 
@@ -54,7 +54,7 @@ def test_plans_move_to_another_folder(tmp_path: Path) -> None:
     done = import_archive(there, archive)
     assert (done.added, done.replaced, done.same, done.kept, done.elsewhere) == (3, 0, 0, (), 0)
     assert held(there) == held(here) and len(held(there)) == 3
-    assert Shelf(KEYS[0], there).known[Bucket((4,), 3, 1)].chosen == Candidate("maskless"), "and are found by the tuner"
+    assert Records(KEYS[0], there).known[Bucket((4,), 3, 1)].chosen == Candidate("maskless"), "and are found by the tuner"
     assert import_archive(there, archive).same == 3
     assert all((there / "tuned" / key.digest).stat().st_mode & 0o777 == 0o700 for key in KEYS)
 

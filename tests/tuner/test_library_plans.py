@@ -26,7 +26,7 @@ from serrate.schedule.target import CPU, GPU
 from serrate.tuner import record
 from serrate.tuner.archive import export_archive, import_archive
 from serrate.tuner.candidates import Candidate, Space, candidate_of
-from serrate.tuner.laboratory import ProgramLaboratory
+from serrate.tuner.measure import ProgramMeasurer
 from serrate.tuner.search import EFFORTS, Effort, Halving
 
 LENGTHS: list[list[int]] = [[3, 0, 7], [], [0], [0, 0, 0], [5], [1, 1, 1, 64]]
@@ -329,10 +329,10 @@ class Measured:
         self.seconds = {"library(call=mm)": 1e-3, "library(call=grouped_mm)": 2e-3, "library": 1e-3}
         self.searches = 0
 
-    def laboratory(self, *args: Any) -> ProgramLaboratory:
+    def measurer(self, *args: Any) -> ProgramMeasurer:
         outer, self.searches = self, self.searches + 1
 
-        class Fake(ProgramLaboratory):
+        class Fake(ProgramMeasurer):
             def run(self, candidate: Candidate, repeats: int) -> float:
                 super().run(candidate, repeats)
                 return outer.seconds.get(str(candidate), outer.seconds.get(candidate.strategy, 5e-3))
@@ -344,7 +344,7 @@ class Measured:
 def measured(monkeypatch: pytest.MonkeyPatch, private_cache: Path) -> Iterator[Measured]:
     """Programs are tuned with an empty cache and in no hurry, and a library is the fastest."""
     made = Measured()
-    monkeypatch.setattr(engine, "ProgramLaboratory", made.laboratory)
+    monkeypatch.setattr(engine, "ProgramMeasurer", made.measurer)
     monkeypatch.setenv("SERRATE_TUNE", "first_call")
     monkeypatch.setitem(EFFORTS, "quick", Effort("quick", 60.0, 60.0, Halving(steps=0)))
     settings.reload()

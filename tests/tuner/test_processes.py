@@ -17,7 +17,7 @@ import serrate
 from serrate import JaggedTensor, settings
 from serrate.runtime.compiler import Compiler
 from serrate.tuner import record
-from serrate.tuner.laboratory import ProgramLaboratory
+from serrate.tuner.measure import ProgramMeasurer
 from serrate.tuner.search import EFFORTS, Effort, Halving
 
 PROCESSES = 8
@@ -25,13 +25,13 @@ PROCESSES = 8
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch, private_cache: Path, tmp_path: Path) -> Path:
-    """An empty cache, and a folder with one file for every function that is compiled and for every laboratory."""
+    """An empty cache, and a folder with one file for every function that is compiled and for every measurer."""
     monkeypatch.setenv("SERRATE_TUNE", "first_call")
     settings.reload()
     record.forget()
     seen = tmp_path / "seen"
     seen.mkdir()
-    build, run = Compiler.build, ProgramLaboratory._first
+    build, run = Compiler.build, ProgramMeasurer._first
 
     def note(what: str) -> None:
         (seen / f"{what}-{os.getpid()}-{time.monotonic_ns()}").touch()
@@ -41,13 +41,13 @@ def watched(monkeypatch: pytest.MonkeyPatch, private_cache: Path, tmp_path: Path
             note(f"built-{name}")
         build(self, source, library)
 
-    def noted_run(self: ProgramLaboratory, candidate: object) -> float:
+    def noted_run(self: ProgramMeasurer, candidate: object) -> float:
         note("timed")
         return run(self, candidate)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Compiler, "build", noted_build)
     monkeypatch.setitem(EFFORTS, "quick", Effort("quick", 60.0, 60.0, Halving(steps=0)))
-    monkeypatch.setattr(ProgramLaboratory, "_first", noted_run)
+    monkeypatch.setattr(ProgramMeasurer, "_first", noted_run)
     return seen
 
 

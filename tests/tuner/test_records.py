@@ -15,7 +15,7 @@ from serrate.schedule.heuristic import RowStatistics
 from serrate.tensor.hints import Hints
 from serrate.tuner.buckets import Bucket, bucket_of
 from serrate.tuner.candidates import Candidate
-from serrate.tuner.record import ProgramKey, Shelf, Tuning, file_name, packed, unpacked
+from serrate.tuner.record import ProgramKey, Records, Tuning, file_name, packed, unpacked
 from serrate.tuner.search import Tried
 
 KEY = ProgramKey("text", ("float32[2]", "int64[1]"), "cpp", "a processor, 2 threads", "a compiler")
@@ -30,8 +30,8 @@ def test_a_record_is_what_it_was_after_it_was_written_and_read() -> None:
 
 
 def test_another_process_finds_a_record(tmp_path: Path) -> None:
-    Shelf(KEY, tmp_path).put(TUNING)
-    found = Shelf(KEY, tmp_path).known[BUCKET]
+    Records(KEY, tmp_path).put(TUNING)
+    found = Records(KEY, tmp_path).known[BUCKET]
     assert (found.chosen, found.tried, found.source) == (CHOSEN, TRIED, "remembered")
     assert found.gain == 2.0
 
@@ -39,12 +39,12 @@ def test_another_process_finds_a_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ProgramKey)])
 def test_every_field_of_the_key_matters(field: str, tmp_path: Path) -> None:
     other = {"arguments": ("float16[2]", "int64[1]"), "format": 2}.get(field, "other")
-    Shelf(KEY, tmp_path).put(TUNING)
-    assert not Shelf(dataclasses.replace(KEY, **{field: other}), tmp_path).known
+    Records(KEY, tmp_path).put(TUNING)
+    assert not Records(dataclasses.replace(KEY, **{field: other}), tmp_path).known
 
 
 def _file(folder: Path) -> Path:
-    return Shelf(KEY, folder).folder / file_name(BUCKET)
+    return Records(KEY, folder).folder / file_name(BUCKET)
 
 
 def _without_digest(content: bytes) -> bytes:
@@ -68,42 +68,42 @@ def _without_digest(content: bytes) -> bytes:
     ids=["empty", "cut", "other json", "no text", "changed", "another device", "another bucket", "no number"],
 )
 def test_what_is_damaged_or_foreign_is_reported_and_replaced(damage, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    Shelf(KEY, tmp_path).put(TUNING)
+    Records(KEY, tmp_path).put(TUNING)
     path = _file(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.warns(CacheWarning, match=f"{path} is not used"):
-        shelf = Shelf(KEY, tmp_path)
-    assert not shelf.known
-    shelf.put(TUNING)
-    assert Shelf(KEY, tmp_path).known[BUCKET].chosen == CHOSEN
+        records = Records(KEY, tmp_path)
+    assert not records.known
+    records.put(TUNING)
+    assert Records(KEY, tmp_path).known[BUCKET].chosen == CHOSEN
 
 
 def test_a_folder_that_others_can_write_to_is_not_read(tmp_path: Path) -> None:
-    Shelf(KEY, tmp_path).put(TUNING)
+    Records(KEY, tmp_path).put(TUNING)
     _file(tmp_path).parent.chmod(0o777)
     with pytest.warns(CacheWarning, match="other users"):
-        assert not Shelf(KEY, tmp_path).known
+        assert not Records(KEY, tmp_path).known
 
 
 def test_where_nothing_can_be_written_records_are_kept_in_memory(tmp_path: Path) -> None:
     (tmp_path / "tuned").write_text("a file where a folder should be")
-    shelf = Shelf(KEY, tmp_path)
+    records = Records(KEY, tmp_path)
     with pytest.warns(CacheWarning, match="only until this process ends"):
-        shelf.put(TUNING)
-    assert shelf.known[BUCKET] is TUNING
+        records.put(TUNING)
+    assert records.known[BUCKET] is TUNING
 
 
 def test_records_are_private(tmp_path: Path) -> None:
-    Shelf(KEY, tmp_path / "cache").put(TUNING)
+    Records(KEY, tmp_path / "cache").put(TUNING)
     path = _file(tmp_path / "cache")
     assert [p.stat().st_mode & 0o077 for p in (path, path.parent, path.parent.parent)] == [0, 0, 0]
     assert not [p for p in path.parent.iterdir() if p.name.startswith("writing-")]
 
 
 def _write_many(folder: str, k: int) -> None:
-    shelf = Shelf(KEY, Path(folder))
+    records = Records(KEY, Path(folder))
     for n in range(50):
-        shelf.put(dataclasses.replace(TUNING, spent=float(n), program=f"process {k}" * 200))
+        records.put(dataclasses.replace(TUNING, spent=float(n), program=f"process {k}" * 200))
 
 
 def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
@@ -114,15 +114,15 @@ def test_a_reader_never_sees_half_a_record(tmp_path: Path) -> None:
     seen = 0
     while any(each.is_alive() for each in writers):
         # A warning would be an error here.
-        seen += len(Shelf(KEY, tmp_path).known)
+        seen += len(Records(KEY, tmp_path).known)
     for each in writers:
         each.join()
         assert each.exitcode == 0
-    assert seen and BUCKET in Shelf(KEY, tmp_path).known
+    assert seen and BUCKET in Records(KEY, tmp_path).known
 
 
 def test_one_process_at_a_time_measures_a_bucket(tmp_path: Path) -> None:
-    first, second = Shelf(KEY, tmp_path), Shelf(KEY, tmp_path)
+    first, second = Records(KEY, tmp_path), Records(KEY, tmp_path)
     with first.measuring(BUCKET, patience=1) as mine:
         assert mine
         with second.measuring(BUCKET, patience=0.05) as theirs:
@@ -137,25 +137,25 @@ def test_one_process_at_a_time_measures_a_bucket(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     def hold() -> None:
-        with Shelf(KEY, tmp_path).measuring(BUCKET, patience=1):
+        with Records(KEY, tmp_path).measuring(BUCKET, patience=1):
             os._exit(9)
 
     process = multiprocessing.get_context("fork").Process(target=hold)
     process.start()
     process.join()
-    with Shelf(KEY, tmp_path).measuring(BUCKET, patience=1) as mine:
+    with Records(KEY, tmp_path).measuring(BUCKET, patience=1) as mine:
         assert mine
 
 
 def test_the_nearest_bucket(tmp_path: Path) -> None:
-    shelf = Shelf(KEY, tmp_path)
-    assert shelf.nearest(BUCKET) is None
+    records = Records(KEY, tmp_path)
+    assert records.nearest(BUCKET) is None
     small, large = (bucket_of((n, 100 * n), RowStatistics(n, 100 * n, 200, 4), 0.5) for n in (100, 10_000))
     for bucket, strategy in ((small, "maskless"), (large, "masked")):
-        shelf.put(dataclasses.replace(TUNING, bucket=bucket, chosen=Candidate(strategy)))
-    near = shelf.nearest(bucket_of((9000, 800_000), RowStatistics(9000, 800_000, 200, 4), 0.5))
+        records.put(dataclasses.replace(TUNING, bucket=bucket, chosen=Candidate(strategy)))
+    near = records.nearest(bucket_of((9000, 800_000), RowStatistics(9000, 800_000, 200, 4), 0.5))
     assert near is not None and near.chosen.strategy == "masked"
-    assert shelf.nearest(Bucket((1, 2, 3), 0, 0)) is None
+    assert records.nearest(Bucket((1, 2, 3), 0, 0)) is None
 
 
 @pytest.mark.parametrize(

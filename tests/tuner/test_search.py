@@ -23,7 +23,7 @@ SEARCHERS = [Halving(), Exhaustive()]
 
 
 @dataclass
-class FakeLaboratory:
+class FakeMeasurer:
     """Runs take the time that the test says, times noise; builds take `per_build` seconds."""
 
     seconds: dict[Candidate, float]
@@ -69,16 +69,16 @@ class FakeLaboratory:
 
 
 def test_the_usual_choice_is_built_and_timed_first() -> None:
-    laboratory = FakeLaboratory({})
-    found = Halving().search(SPACE, laboratory, laboratory.clock + 3)
-    assert laboratory.built[0] == laboratory.runs[0] == found.tried[0].candidate == SPACE.usual
+    measurer = FakeMeasurer({})
+    found = Halving().search(SPACE, measurer, measurer.clock + 3)
+    assert measurer.built[0] == measurer.runs[0] == found.tried[0].candidate == SPACE.usual
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_every_strategy_is_timed(searcher: Searcher) -> None:
     # One of them looks hopeless from the start.
-    laboratory = FakeLaboratory({Candidate("masked"): 0.02})
-    found = searcher.search(SPACE, laboratory, laboratory.clock + 3)
+    measurer = FakeMeasurer({Candidate("masked"): 0.02})
+    found = searcher.search(SPACE, measurer, measurer.clock + 3)
     assert {each.candidate.strategy for each in found.tried if each.seconds is not None} == {
         "maskless",
         "masked",
@@ -90,8 +90,8 @@ def test_every_strategy_is_timed(searcher: Searcher) -> None:
 @pytest.mark.parametrize("space", [SPACE, OF_KERNEL])
 def test_without_noise_the_fastest_of_all_near_ones_wins(searcher: Searcher, space: Space) -> None:
     for best in space.everything():
-        laboratory = FakeLaboratory({best: 0.5e-3}, per_build=0.01)
-        assert searcher.search(space, laboratory, laboratory.clock + 100).chosen == best
+        measurer = FakeMeasurer({best: 0.5e-3}, per_build=0.01)
+        assert searcher.search(space, measurer, measurer.clock + 100).chosen == best
 
 
 @given(st.data())
@@ -99,25 +99,25 @@ def test_the_choice_is_never_slower_than_the_usual_one(data: st.DataObject) -> N
     every = SPACE.everything()
     times = {c: data.draw(st.floats(1e-5, 1e-1)) for c in every}
     noise, per_build = data.draw(st.floats(0, 0.3)), data.draw(st.floats(0, 1))
-    laboratory = FakeLaboratory(times, noise=noise, per_build=per_build)
-    found = data.draw(st.sampled_from(SEARCHERS)).search(SPACE, laboratory, laboratory.clock + data.draw(st.floats(0.5, 10)))
+    measurer = FakeMeasurer(times, noise=noise, per_build=per_build)
+    found = data.draw(st.sampled_from(SEARCHERS)).search(SPACE, measurer, measurer.clock + data.draw(st.floats(0.5, 10)))
     usual = times[SPACE.usual]
-    assert times.get(found.chosen, laboratory.usual) <= usual * (1 + noise)
+    assert times.get(found.chosen, measurer.usual) <= usual * (1 + noise)
 
 
 @pytest.mark.parametrize("per_build", [0.01, 0.2, 0.5])
 @pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.05])
 def test_the_budget_is_kept(per_build: float, seconds: float) -> None:
-    laboratory = FakeLaboratory({}, usual=seconds, per_build=per_build, noise=0.1)
-    start = laboratory.clock
-    Halving().search(OF_KERNEL, laboratory, start + 3)
+    measurer = FakeMeasurer({}, usual=seconds, per_build=per_build, noise=0.1)
+    start = measurer.clock
+    Halving().search(OF_KERNEL, measurer, start + 3)
     # The last sample that was begun may end after it.
-    assert laboratory.clock - start < 3 + 4 * seconds
+    assert measurer.clock - start < 3 + 4 * seconds
 
 
 def test_what_there_is_no_time_for_is_reported() -> None:
-    laboratory = FakeLaboratory({}, per_build=2.0)
-    found = Halving().search(SPACE, laboratory, laboratory.clock + 3)
+    measurer = FakeMeasurer({}, per_build=2.0)
+    found = Halving().search(SPACE, measurer, measurer.clock + 3)
     reasons = {each.candidate: each.reason for each in found.tried if each.seconds is None}
     assert reasons and set(reasons.values()) == {SPENT}
     assert found.chosen == SPACE.usual
@@ -125,40 +125,40 @@ def test_what_there_is_no_time_for_is_reported() -> None:
 
 def test_with_everything_built_no_time_is_set_aside_for_builds() -> None:
     every = [c for opening in SPACE.openings() for c in (opening, *SPACE.variants(opening))]
-    laboratory = FakeLaboratory({}, per_build=5.0, known=frozenset(every))
-    found = Halving().search(SPACE, laboratory, laboratory.clock + 1)
+    measurer = FakeMeasurer({}, per_build=5.0, known=frozenset(every))
+    found = Halving().search(SPACE, measurer, measurer.clock + 1)
     assert len([each for each in found.tried if each.seconds is not None]) > 5
 
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_a_failing_candidate_carries_its_reason_and_is_not_chosen(searcher: Searcher) -> None:
     failing, wrong = Candidate("masked"), Candidate("persistent_dynamic")
-    laboratory = FakeLaboratory({failing: 1e-6, wrong: 1e-6}, failing={failing: "not legal"}, unfit={wrong: "other results"})
-    found = searcher.search(SPACE, laboratory, laboratory.clock + 3)
+    measurer = FakeMeasurer({failing: 1e-6, wrong: 1e-6}, failing={failing: "not legal"}, unfit={wrong: "other results"})
+    found = searcher.search(SPACE, measurer, measurer.clock + 3)
     reasons = {each.candidate: (each.seconds, each.reason) for each in found.tried}
     assert reasons[failing] == (None, "not legal") and reasons[wrong] == (None, "other results")
     assert found.chosen not in (failing, wrong)
 
 
 def test_if_even_the_usual_choice_fails_it_stays() -> None:
-    laboratory = FakeLaboratory({}, failing=dict.fromkeys(SPACE.everything(), "no compiler"))
-    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == SPACE.usual
+    measurer = FakeMeasurer({}, failing=dict.fromkeys(SPACE.everything(), "no compiler"))
+    assert Halving().search(SPACE, measurer, measurer.clock + 3).chosen == SPACE.usual
 
 
 def test_losers_are_dropped_early() -> None:
     slow = Candidate("masked")
-    laboratory = FakeLaboratory({slow: 10e-3}, noise=0.05)
-    found = Halving().search(SPACE, laboratory, laboratory.clock + 3)
+    measurer = FakeMeasurer({slow: 10e-3}, noise=0.05)
+    found = Halving().search(SPACE, measurer, measurer.clock + 3)
     (dropped,) = (each for each in found.tried if each.candidate == slow)
     assert dropped.samples <= 3 and "times the best" in dropped.reason
-    assert laboratory.runs.count(slow) < laboratory.runs.count(found.chosen) / 2
+    assert measurer.runs.count(slow) < measurer.runs.count(found.chosen) / 2
 
 
 def test_samples_are_interleaved() -> None:
     """A machine that is slower for a while is slower for all: between two samples of a finalist, others run."""
-    laboratory = FakeLaboratory({}, usual=5e-3, noise=0.2)
-    Halving().search(SPACE, laboratory, laboratory.clock + 3)
-    runs = laboratory.runs
+    measurer = FakeMeasurer({}, usual=5e-3, noise=0.2)
+    Halving().search(SPACE, measurer, measurer.clock + 3)
+    runs = measurer.runs
     longest = run = 1
     for before, after in itertools.pairwise(runs):
         run = run + 1 if before == after else 1
@@ -169,23 +169,23 @@ def test_samples_are_interleaved() -> None:
 
 def test_a_tie_goes_to_the_usual_choice() -> None:
     other = Candidate("persistent_dynamic")
-    laboratory = FakeLaboratory({other: 0.99e-3})
-    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == SPACE.usual
-    laboratory = FakeLaboratory({other: 0.9e-3})
-    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == other
+    measurer = FakeMeasurer({other: 0.99e-3})
+    assert Halving().search(SPACE, measurer, measurer.clock + 3).chosen == SPACE.usual
+    measurer = FakeMeasurer({other: 0.9e-3})
+    assert Halving().search(SPACE, measurer, measurer.clock + 3).chosen == other
 
 
 def test_the_search_ends_when_nothing_can_be_told_apart() -> None:
-    laboratory = FakeLaboratory({}, noise=0.0, per_build=0.0)
-    Halving().search(SPACE, laboratory, laboratory.clock + 1000)
-    assert laboratory.clock - 100 < 1
+    measurer = FakeMeasurer({}, noise=0.0, per_build=0.0)
+    Halving().search(SPACE, measurer, measurer.clock + 1000)
+    assert measurer.clock - 100 < 1
 
 
 def test_a_hint_decides_what_is_tried_first() -> None:
     def order(hints: Hints) -> list[Candidate]:
-        laboratory = FakeLaboratory({})
-        Halving().search(SPACE, laboratory, laboratory.clock + 3, hints)
-        return laboratory.built[:3]
+        measurer = FakeMeasurer({})
+        Halving().search(SPACE, measurer, measurer.clock + 3, hints)
+        return measurer.built[:3]
 
     assert order(NO_HINTS)[1].strategy == "masked"
     assert order(Hints(distribution="giant"))[1].strategy == "persistent_dynamic"
@@ -193,9 +193,9 @@ def test_a_hint_decides_what_is_tried_first() -> None:
 
 def test_what_is_good_for_similar_calls_is_tried_next() -> None:
     near = Candidate("masked", (("rows", 64),))
-    laboratory = FakeLaboratory({near: 0.5e-3})
-    found = Halving().search(SPACE, laboratory, laboratory.clock + 3, first=near)
-    assert laboratory.built[:2] == [SPACE.usual, near]
+    measurer = FakeMeasurer({near: 0.5e-3})
+    found = Halving().search(SPACE, measurer, measurer.clock + 3, first=near)
+    assert measurer.built[:2] == [SPACE.usual, near]
     assert found.chosen == near
 
 
@@ -206,5 +206,5 @@ def test_tiles_of_one_extent_change_together_and_stay_within_it() -> None:
 
 def test_a_new_strategy_is_tried_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRATEGIES, "zigzag", STRATEGIES["maskless"])
-    laboratory = FakeLaboratory({Candidate("zigzag"): 0.5e-3})
-    assert Halving().search(SPACE, laboratory, laboratory.clock + 3).chosen == Candidate("zigzag")
+    measurer = FakeMeasurer({Candidate("zigzag"): 0.5e-3})
+    assert Halving().search(SPACE, measurer, measurer.clock + 3).chosen == Candidate("zigzag")

@@ -23,11 +23,12 @@ from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import CppExecutable
 from serrate.schedule.plan import ORDERS, Plan
 from serrate.schedule.target import Target
-from serrate.tuner import laboratory, record
+from serrate.tuner import measure, record
 from serrate.tuner.buckets import Bucket
+from serrate.tuner.buffers import CopiedBuffers
 from serrate.tuner.candidates import Candidate
-from serrate.tuner.laboratory import CopyArena, ProgramLaboratory, agrees
-from serrate.tuner.record import Shelf, Tuning
+from serrate.tuner.measure import ProgramMeasurer, agrees
+from serrate.tuner.record import Records, Tuning
 from serrate.tuner.search import EFFORTS, SPENT, Effort, Halving
 
 Lengths = Sequence[int]
@@ -41,12 +42,12 @@ class Measured:
         self.searches = 0
         self.threads: set[str] = set()
 
-    def laboratory(self, *args: object) -> ProgramLaboratory:
+    def measurer(self, *args: object) -> ProgramMeasurer:
         self.searches += 1
         self.threads.add(threading.current_thread().name)
         outer = self
 
-        class Fake(ProgramLaboratory):
+        class Fake(ProgramMeasurer):
             def run(self, candidate: Candidate, repeats: int) -> float:
                 return outer.seconds[candidate.strategy] * (1.0 if not candidate.options and not candidate.lanes else 1.5)
 
@@ -67,8 +68,8 @@ def tuned(monkeypatch: pytest.MonkeyPatch, private_cache: Path) -> Iterator[Path
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tuned: Path) -> Measured:
     made = Measured()
-    monkeypatch.setattr(engine, "ProgramLaboratory", made.laboratory)
-    monkeypatch.setattr("serrate.tuner.laboratory._compiled", lambda executables, seconds: {})
+    monkeypatch.setattr(engine, "ProgramMeasurer", made.measurer)
+    monkeypatch.setattr("serrate.tuner.measure._compiled", lambda executables, seconds: {})
     return made
 
 
@@ -245,8 +246,8 @@ def test_what_was_measured_inside_is_used_outside(measured: Measured, tuned: Pat
     jt = rows((5, 6, 7))
     with serrate.tuning():
         jt.cumsum(dim=1)
-    (shelf,) = record._shelves.values()
-    (found,) = shelf.known.values()
+    (records,) = record._records.values()
+    (found,) = records.known.values()
     assert found.program == "cumsum" and found.source == "measured"
 
 
@@ -302,10 +303,10 @@ def test_a_hint_changes_what_is_tried_first_and_what_is_chosen_without_measuring
 
 def test_a_remembered_plan_that_is_not_legal_is_reported_and_not_used(measured: Measured, tuned: Path) -> None:
     serrate.jit(doubled_sums)(rows())
-    (shelf,) = record._shelves.values()
-    (found,) = shelf.known.values()
+    (records,) = record._records.values()
+    (found,) = records.known.values()
     wrong = Candidate("persistent_dynamic", (("no_such_option", 3),))
-    Shelf(shelf.key, tuned).put(Tuning(found.program, found.key, found.bucket, wrong))
+    Records(records.key, tuned).put(Tuning(found.program, found.key, found.bucket, wrong))
     record.forget()
     with pytest.warns(UserWarning, match="no_such_option"):
         torch.testing.assert_close(serrate.jit(doubled_sums)(rows()), 2 * by_loop(rows()))
@@ -445,7 +446,7 @@ def test_copies_that_do_not_fit_in_memory(tuned: Path, monkeypatch: pytest.Monke
     def full(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("no memory for a copy")
 
-    monkeypatch.setattr("serrate.tiles.stage.CopyArena", full)
+    monkeypatch.setattr("serrate.tiles.stage.CopiedBuffers", full)
     x = torch.arange(50.0)
     serrate.kernel(scaled)(x, 3.0)
     assert x.tolist() == [3.0 * k for k in range(50)]
@@ -453,14 +454,14 @@ def test_copies_that_do_not_fit_in_memory(tuned: Path, monkeypatch: pytest.Monke
 
 def test_a_search_holds_up_no_other_thread(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     searching, others_ran = threading.Event(), threading.Event()
-    laboratory = measured.laboratory
+    measurer = measured.measurer
 
-    def waiting(*args: object) -> ProgramLaboratory:
+    def waiting(*args: object) -> ProgramMeasurer:
         searching.set()
         assert others_ran.wait(20)
-        return laboratory(*args)
+        return measurer(*args)
 
-    monkeypatch.setattr(engine, "ProgramLaboratory", waiting)
+    monkeypatch.setattr(engine, "ProgramMeasurer", waiting)
     found: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: found.append(serrate.jit(doubled_sums)(rows())))
     thread.start()
@@ -474,19 +475,19 @@ def test_a_search_holds_up_no_other_thread(measured: Measured, monkeypatch: pyte
 
 def test_records_can_be_added_while_they_are_looked_through(tmp_path: Path) -> None:
     key = record.ProgramKey("text", (), "cpp", "device", "compiler")
-    shelf, stop = Shelf(key, tmp_path), threading.Event()
+    records, stop = Records(key, tmp_path), threading.Event()
 
     def add() -> None:
         for k in range(3000):
-            shelf.keep(Tuning("p", key, Bucket((k,), None, None), Candidate("masked")))
+            records.keep(Tuning("p", key, Bucket((k,), None, None), Candidate("masked")))
         stop.set()
 
     thread = threading.Thread(target=add)
     thread.start()
     while not stop.is_set():
-        shelf.nearest(Bucket((3,), None, None))
+        records.nearest(Bucket((3,), None, None))
     thread.join()
-    assert len(shelf.known) == 3000
+    assert len(records.known) == 3000
 
 
 def test_very_different_calls_do_not_share_a_plan(measured: Measured) -> None:
@@ -573,25 +574,25 @@ def test_programs_that_change_their_arguments_change_them_once(tuned: Path) -> N
 
 def test_copies_keep_views_of_one_memory_together() -> None:
     memory = torch.arange(10.0)
-    arena = CopyArena([memory[2:5], memory[4:8]], [False, True], torch.device("cpu"), accumulates=False, copies=False)
-    read, written = arena._given
+    buffers = CopiedBuffers([memory[2:5], memory[4:8]], [False, True], torch.device("cpu"), accumulates=False, copies=False)
+    read, written = buffers._given
     written.fill_(9.0)
     assert read.tolist() == [2.0, 3.0, 9.0] and memory.tolist() == list(range(10))
-    arena.restore()
+    buffers.restore()
     assert read.tolist() == [2.0, 3.0, 4.0]
 
 
 def test_builds_that_take_too_long_are_not_waited_for(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call goes on with what there is; the late one is found when it is wanted next."""
     late = threading.Event()
-    load = laboratory.load_together
+    load = measure.load_together
 
     def slow(executables: Sequence[CppExecutable]) -> None:
         if threading.current_thread() is not threading.main_thread():
             assert late.wait(30)
         load(executables)
 
-    monkeypatch.setattr(laboratory, "load_together", slow)
+    monkeypatch.setattr(measure, "load_together", slow)
     monkeypatch.setitem(EFFORTS, "quick", Effort("quick", 0.5, 0.5, Halving(steps=0)))
     call, jt = serrate.jit(doubled_sums), rows()
     try:
@@ -622,15 +623,15 @@ def test_results_are_compared_up_to_rounding(found: list[float], wanted: list[fl
 
 def test_a_plan_with_other_results_is_not_chosen(tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the compiler: one strategy computes something else, and nothing is faster."""
-    run = ProgramLaboratory._bound
+    run = ProgramMeasurer._bound
 
-    def faulty(self: ProgramLaboratory, ready: Prepared) -> Callable[[], None]:
+    def faulty(self: ProgramMeasurer, ready: Prepared) -> Callable[[], None]:
         if ready.plan.strategy != "masked":
             return run(self, ready)
-        self._arena.tensors(ready)
-        return lambda: [t.fill_(1.0) for t in self._arena.written()] and None
+        self._buffers.tensors(ready)
+        return lambda: [t.fill_(1.0) for t in self._buffers.written()] and None
 
-    monkeypatch.setattr(ProgramLaboratory, "_bound", faulty)
+    monkeypatch.setattr(ProgramMeasurer, "_bound", faulty)
     call, jt = serrate.jit(doubled_sums), rows()
     call(jt)
     (found,) = call.tunings(jt)

@@ -2,15 +2,14 @@
 
 In: storage domains (row-major, the last one innermost) and the logical domains they were made from. Out: `Allocation`.
 
-The rule: every position of a nest of loops over the storage domains is a place, in that order. An element has exactly one
-place, because every transform is one-to-one on elements; the places without an element are the holes, so there are
-`places - elements` of them, and they are where a guard of that nest fails. Rows back to back, rows in blocks and padded
-rows are three spellings of it:
+The rule: each position of a loop nest over the storage domains is a slot, in that order. Every element has exactly one slot,
+because every transform is one-to-one on elements. The slots without an element are the holes: the positions where a guard of that
+nest fails, `slots - elements` in number. Rows back to back, rows in blocks and padded rows all follow this rule:
 
     [c, r]              rows back to back   row c starts at offsets[c], no holes
     [c, ro, 128]        rows in blocks      row c starts at 128 * (blocks of the rows before), holes at the end of rows
     [c, cover of r]     padded              row c starts at c * longest, holes at the end of shorter rows
-A ragged domain is counted with the component that owns it: the sum of the sizes of its rows, never rows times the longest.
+A ragged domain is counted together with its component: the sum of the row sizes, never the number of rows times the longest.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from serrate.ir.transforms import Merge, Restrict, Split
 
 @dataclass(frozen=True, eq=False)
 class Allocation:
-    """Places for the elements over `logical`, stored over `storage`."""
+    """Slots for the elements over `logical`, stored over `storage`."""
 
     storage: tuple[IterDomain, ...]
     logical: tuple[IterDomain, ...]
     guards: tuple[Guard, ...]
-    """A place is a hole exactly if one of these fails."""
+    """A slot is a hole iff one of these fails."""
 
     @property
     def extents(self) -> tuple[Expr | int | NestedInts, ...]:
@@ -45,17 +44,17 @@ class Allocation:
 
     @property
     def elements(self) -> Expr | int:
-        """The number of places, including holes."""
+        """The number of slots, including holes."""
         return _number(_count(self.storage))
 
     @property
     def holes(self) -> Expr | int:
-        """The number of places without an element."""
+        """The number of slots without an element."""
         return _number(_count(self.storage) - _count(self.logical))
 
     @property
     def starts(self) -> tuple[int, ...] | Expr:
-        """The start of each component's row, in places; an expression in COORDINATE if lengths are known only at run time.
+        """The start of each component's row, in slots; an expression in COORDINATE if lengths are known only at run time.
 
         >>> from serrate.ir import IterDomain, partition, split
         >>> c, r = partition(IterDomain(512), [0, 100, 250, 512])
@@ -73,7 +72,7 @@ class Allocation:
         return start if count is None or None in found else cast(tuple[int, ...], tuple(found))
 
     def _rows(self) -> tuple[IterDomain, Expr]:
-        """The component domain, and the places that one of its rows takes."""
+        """The component domain, and the slots that one of its rows takes."""
         found = [d.component for d in self.storage if isinstance(d, RaggedIterDomain)]
         found += [d for d in self.storage if d.pairing is not None and not d.is_ragged]
         place = next((k for c in found for k, d in enumerate(self.storage) if d.uid == c.uid), None)
@@ -97,12 +96,12 @@ class Allocation:
         if not isinstance(self.holes, int):
             raise DomainError(f"allocation of {self}: holes can be listed only if extents and lengths are known")
         filled = visits(self.storage, self.storage, self.guards)
-        # A component that does not exist has no row, and so no places: keep the guards that say so.
+        # A component that does not exist has no row, and so no slots: keep the guards that say so.
         owners = [d.component for d in self.storage if isinstance(d, RaggedIterDomain)]
         picking = {uid for owner in owners for uid in _lineage(owner, self.storage)}
-        places = visits(self.storage, self.storage, tuple(g for g in self.guards if g.domain.uid in picking))
-        for place in sorted(places.keys() - filled.keys(), key=_tuple):
-            yield _tuple(place)
+        slots = visits(self.storage, self.storage, tuple(g for g in self.guards if g.domain.uid in picking))
+        for slot in sorted(slots.keys() - filled.keys(), key=_tuple):
+            yield _tuple(slot)
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.storage))
@@ -112,12 +111,12 @@ class Allocation:
 
         >>> from serrate.ir import IterDomain, split
         >>> print(allocation(split(IterDomain(6), 4)).explain())
-        [2, 4]: 8 places, 2 of them holes: where i0*4 + i1 < 6 fails
+        [2, 4]: 8 slots, 2 of them holes: where i0*4 + i1 < 6 fails
         """
         sizes = ", ".join(str(list(e) if isinstance(e, tuple) else e).replace(str(COORDINATE), "c") for e in self.extents)
         failing = " or ".join(str(g.condition) for g in self.guards)
         holes = f"{self.holes} of them holes: where {failing} fails" if self.guards else "no holes"
-        return f"[{sizes}]: {self.elements} places, {holes}"
+        return f"[{sizes}]: {self.elements} slots, {holes}"
 
 
 def allocation(storage: Sequence[IterDomain], logical: Sequence[IterDomain] | None = None) -> Allocation:
@@ -149,8 +148,8 @@ def sources(domains: Sequence[IterDomain]) -> list[IterDomain]:
     return list(found.values())
 
 
-def _tuple(place: object) -> tuple[int, ...]:
-    return cast(tuple[int, ...], place) if isinstance(place, tuple) else (cast(int, place),)
+def _tuple(slot: object) -> tuple[int, ...]:
+    return cast(tuple[int, ...], slot) if isinstance(slot, tuple) else (cast(int, slot),)
 
 
 def _number(value: Expr) -> Expr | int:
@@ -167,11 +166,11 @@ def _shown(domain: IterDomain) -> Expr | int | NestedInts:
 
 
 def _count(domains: Sequence[IterDomain]) -> Expr:
-    """The number of positions of a nest of loops over the domains.
+    """The number of positions of a loop nest over the domains.
 
-    Rows of one component are counted together: the sum over components of the product of what each of them has. Where the
-    component is not among the domains but they determine it (it was split, partitioned, or merged from them), it takes
-    their place first: a position has a row only if its component exists, and there it is one position of the component.
+    Rows of one component are counted together: the sum, over components, of the product of their lengths. If the component is not
+    among the domains but they determine it (it was split, partitioned, or merged from them), it replaces them first: a position
+    has a row only if its component exists, and then corresponds to one position of the component.
     """
     # The order in which owners replace their dims can matter, so try all until one succeeds.
     pending, seen = [list(domains)], set[frozenset[int]]()
@@ -189,7 +188,7 @@ def _count(domains: Sequence[IterDomain]) -> Expr:
             seen.add(present)
             pending += [new for row in lost for new in _towards(left, row.component)] if lost else [_summed(left, rows)]
     names, owners = ", ".join(map(str, domains)), ", ".join(str(d.component) for d in domains if isinstance(d, RaggedIterDomain))
-    raise DomainError(f"allocation of [{names}]: rows need the dims that pick them beside them, here {owners}")
+    raise DomainError(f"allocation of [{names}]: rows need the dims that select them, here {owners}")
 
 
 def _summed(left: list[IterDomain], rows: list[RaggedIterDomain]) -> list[IterDomain]:
@@ -226,8 +225,8 @@ def _lineage(owner: IterDomain, loops: Sequence[IterDomain], *, merged_inner: bo
     If one of them is out of bounds, `owner` does not exist. That is not true of a merge with `owner` as its inner domain (the
     inner index wraps around), so such merges are included only if `merged_inner`.
     """
-    behind = ancestry(loops)
-    met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}
+    applied = ancestry(loops)
+    met = {d.uid for d in loops} | {d.uid for t in applied for d in t.inputs}
     found, pending = set[int](), [owner]
     while pending:
         domain = pending.pop()
@@ -237,7 +236,7 @@ def _lineage(owner: IterDomain, loops: Sequence[IterDomain], *, merged_inner: bo
     size = 0
     while size != len(found):
         size = len(found)
-        for transform in behind:
+        for transform in applied:
             sources = transform.inputs if merged_inner or not isinstance(transform, Merge) else transform.inputs[:1]
             if any(d.uid in found for d in sources):
                 found |= {d.uid for d in transform.outputs}

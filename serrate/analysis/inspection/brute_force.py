@@ -58,7 +58,7 @@ def _positions(
     A ragged loop runs over the row that the loops before it selected, so the guards of that row's length are checked first.
     """
     ends = [condition(domain, indices).right for domain in loop]
-    # A condition in which loops without positions were folded away, and a read is left, waits for all of them.
+    # A condition that still reads an array after empty loops were folded away is checked last.
     depths = [
         max((symbols.index(s) + 1 for s in c.symbols if s in symbols), default=len(loop) if c.left.arrays | c.right.arrays else 0)
         for c in conditions

@@ -2,9 +2,9 @@
 
 In: the checks that a fusion makes when it is called. Out: `Equalities`, whose `canonical` gives equal expressions one form.
 
-Two offsets are the same here if they have the same elements (constants), the same recipe over the same arrays (derived
-arrays), or if a check says so. The last is an assumption: it holds because a call that breaks it raises before anything
-runs. Nothing else is assumed: two arguments that no check ties together are different, whatever they will hold.
+Two arrays of offsets are equal if they have the same elements (constants) or the same recipe over the same arrays (derived
+arrays), or if a check requires it. The last case is an assumption: a call that violates it raises before anything runs. Two
+arguments that no check relates are treated as different, whatever their contents.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""The domain graph: which domains of a program's tensors are the same index, nearly the same, or can share a loop.
+"""The domain graph: which domains of a program's tensors have the same index, nearly the same index, or can share a loop.
 
-In: a fusion, a tile program, or plain domains. Out: a `DomainGraph` with three maps, each coarser than the one before.
+In: a fusion, a tile program, or plain domains. Out: a `DomainGraph` with three maps, each coarser than the previous one.
 
-  exact       the same index. A read puts each dim of the tensor and the domain it is read at together, if their extents
-              (of ragged ones: the lengths of every row, and the components) are the same. Then, up and down:
-              equal transforms of exact inputs have exact outputs, because the outputs' indices are functions of the
-              inputs', of what stands `beside`, of the transform's own fields and of extents, and all of these are the same;
-              equal transforms with exact outputs have exact inputs, because the way back is such a function too.
-  permissive  the same index up to what does nothing. A transform does nothing to a domain if, with the index of every
-              domain of extent 1 set to 0, its rule hands the index on as it is, to a domain of the same extent: split by
-              1, merge with extent 1, partition into one component, restrict to everything. Broadcasting: a dim of extent 1
-              and the dim it is stretched to; that holds for each read alone, so two dims that one vector is stretched to
-              meet here although neither is the other.
-  loop        what one loop can serve. Besides permissive: rows and what covers them; a dense operand and the rows it stands
-              beside; and the outputs of transforms that do the same (a split by the same factor) to inputs that share a loop.
-              The loop runs over the *promoted* domain of its group: a concrete one rather than a broadcast one (it has all
-              positions); rows rather than the dense operand that reaches past them (nothing exists there); the cover of a
-              group of rows rather than the rows (it is as long as the longest of them, and guards remove the rest).
+  exact       The same index. A read relates each dim of the tensor to the domain it is read at, if their extents are equal (for
+              ragged domains: the lengths of all rows, and the components). The relation then propagates both ways.
+              Forwards: equal transforms of exact inputs have exact outputs, because the indices of the outputs are functions of
+              the inputs' indices, the domains `beside`, the transform's fields and the extents, which are all equal.
+              Backwards: equal transforms with exact outputs have exact inputs, because the inverse is such a function too.
+  permissive  The same index up to trivial transforms and broadcasting. A transform is trivial for a domain if, with the index of
+              every extent-1 domain set to 0, it passes the index on unchanged to a domain of the same extent: split by 1, merge
+              with extent 1, partition into one component, restrict to everything. Broadcasting relates a dim of extent 1 to the
+              dim it is expanded to. Each read is considered alone, so two dims that one vector is expanded to are related
+              although their indices differ.
+  loop        Domains that one loop can serve. In addition to permissive: rows and their cover; a dense operand and the rows next
+              to it; the outputs of equal transforms (a split by the same factor) of inputs that share a loop. The loop runs over
+              the *promoted* domain of its group: a concrete domain rather than a broadcast one (it has all positions); rows
+              rather than a dense operand that reaches past them (nothing exists there); the cover of a group of rows rather
+              than the rows (it is as long as the longest of them, and guards remove the rest).
 
 Offsets equal by value map exactly, under the assumptions described in `equalities` and listed by `DomainGraph.assumptions`.
 """
@@ -178,7 +178,7 @@ class DomainGraph:
         if domain.uid not in self._domains:
             raise DomainError(f"DomainGraph.{kind}: {domain} is not a domain of this program; pass it in `loops`")
         if kind not in KINDS:
-            raise DomainError(f"DomainGraph.same: there is no map {kind!r}; there are {', '.join(KINDS)}")
+            raise DomainError(f"DomainGraph.same: unknown map {kind!r}: choose from {', '.join(KINDS)}")
         return self._classes[kind].find(domain)
 
     def _group(self, kind: Kind, domain: IterDomain) -> Group:
@@ -199,7 +199,7 @@ class DomainGraph:
         return classes
 
     def _tie(self, classes: _Classes, tie: _Tie) -> bool:
-        """Joins the two sides of a tie, unless that would make one index of two that a statement has side by side (`T[j, i]`)."""
+        """Joins the two sides of a tie, unless that would identify two indices of one statement, as in `T[j, i]`."""
         a, b = classes.find(tie.own), classes.find(tie.at)
         if a == b:
             return False
@@ -227,7 +227,7 @@ class DomainGraph:
                 classes.join(source, result)
         while self._spread(classes, self._signature, backwards=True):
             pass
-        # Only now, so that what follows from a broadcast for one read is not taken to hold for another.
+        # Only now, so that facts derived from the broadcast of one read are not applied to another.
         for tie in ties:
             if _is_broadcast(tie.own) or _is_broadcast(tie.at):
                 self._tie(classes, tie)
@@ -273,7 +273,7 @@ class DomainGraph:
 
     def _parameters(self, transform: Transform) -> tuple[object, ...]:
         own = [getattr(transform, f.name) for f in fields(transform) if f.name not in ("inputs", "outputs")]
-        # Domains among them stand `beside` and are compared as indices, not as extents.
+        # Domains among them are `beside` the transform and are compared as indices, not as extents.
         return tuple(self._canonical(value) for value in own if not isinstance(value, IterDomain))
 
     def _canonical(self, value: Any) -> object:
@@ -321,13 +321,13 @@ def _unchanged(transform: Transform) -> Iterator[tuple[IterDomain, IterDomain]]:
 
 
 def _index(domain: IterDomain) -> Expr:
-    """A symbol for the index of a domain, bounded where the extent is known; 0 where that is all there is."""
+    """A symbol for the index of a domain, bounded if the extent is known; 0 if the extent is 1."""
     high = None if domain.is_ragged else domain.extent_expr.value
     return const(0) if high == 1 else symbol(f"@{domain.uid}", 0, None if high is None else max(high - 1, 0))
 
 
 def _positions(domain: IterDomain) -> Expr:
-    """The number of positions in the row at hand; with one component there is but one row."""
+    """The number of positions in the current row; with a single component there is only one row."""
     alone = isinstance(domain, RaggedIterDomain) and domain.component.extent_expr.value == 1
     return domain.row_length.substitute({COORDINATE: const(0)}) if alone else domain.row_length
 
@@ -337,14 +337,14 @@ def _positions(domain: IterDomain) -> Expr:
 
 @dataclass
 class _Program:
-    """What a program says about its domains."""
+    """The facts that a program states about its domains."""
 
     domains: list[IterDomain]
     leaves: list[Leaf]
     checks: tuple[Equal, ...] = ()
     ties: list[_Tie] = field(default_factory=list)
     apart: set[frozenset[int]] = field(default_factory=set)
-    """Domains (by uid) that are dims of one tensor or of one access: each is an index of its own."""
+    """Domains (by uid) that are dims of one tensor or of one access, and therefore different indices."""
 
 
 def _gathered(source: Fusion | TileProgram | Iterable[IterDomain]) -> _Program:
@@ -382,9 +382,9 @@ def _of_tensor(tensor: Tensor) -> list[IterDomain]:
 
 
 def _stretched(element: Read, leaf: Store) -> list[_Tie]:
-    """Dims that a read leaves out, with the dims of the result they are stretched to.
+    """Dims that a read broadcasts, with the dims of the result they are expanded to.
 
-    Dims are aligned from the right; a read that is not (its other dims stand elsewhere) says nothing.
+    Dims are aligned from the right; a read whose other dims are elsewhere contributes nothing.
     """
     own, at = element.tensor.logical, element.index
     if len(at) > len(leaf.index):

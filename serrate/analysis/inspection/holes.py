@@ -1,25 +1,25 @@
-"""What the holes of an allocated tensor must contain, decided from its readers.
+"""What the holes of an allocated tensor must contain, determined by its readers.
 
 In: a program and one of its tensors, stored with holes. Out: a `Correctness`: weak (holes may contain anything) or strong
-(holes contain a given value), and why.
+(holes contain a given value), with the reason.
 
-A reader is a statement with the loops around it. What the holes hold matters to it only if all of this is so:
+A reader is a statement with the loops around it. It depends on the contents of holes only if all of the following hold:
 
-  1. its loops visit holes. They do exactly where a guard of theirs fails on something the storage was made from;
-  2. the place exists: its loops run over the storage domains themselves, or over what was made of them without new
-     holes. Loops made in another way can run past what is allocated, and guard for themselves;
-  3. it accumulates, over an index that the hole is part of. A store goes by address: where the element does not exist,
-     neither does the place that is stored to. An accumulation that keeps the index leaves what it makes of a hole in a
-     hole of its own result. Only one that reduces the index away would count the hole.
+  1. Its loops visit holes: a guard of theirs fails on a domain that the storage was derived from.
+  2. The slot exists: the loops run over the storage domains, or over domains derived from them without new holes. Other loops can
+     run past the allocation, so they have guards of their own.
+  3. It accumulates over an index that the hole is part of. A store goes by address: where the element does not exist, neither
+     does the slot that is stored to. An accumulation that keeps the index puts its result for a hole in a hole of its own
+     result. Only an accumulation that reduces the index would count the hole.
 
-Then either the reader masks holes, or they hold something that, accumulated, changes nothing: an identity. For a plain
-read that is the identity of the reduction (0 for a sum, 1 for a product, -inf for a maximum); for softmax it is -inf,
-because e^(-inf - maximum) = 0 adds nothing to the total; for moments and for places of extrema there is none, because
-everything that is seen counts. Through elementwise functions the value is found by trying: what gives the identity when the
-function is applied to it. A product with something else is 0 only if that is finite, which is known where that is a plain
-read at the same index: it is outside too, so it reads 0 if it is guarded; and if it is stored with holes, this very reader
-wants 0 in them, or else masks the whole statement. One value serves all readers or none: when two need different ones,
-each masks for itself, and nothing need be filled.
+Then either the reader masks holes, or holes contain a value that is neutral when it is accumulated. For a plain read, that is the
+identity of the reduction (0 for a sum, 1 for a product, -inf for a maximum). For softmax it is -inf, because e^(-inf - maximum)
+= 0 adds nothing to the total. Moments and arg-reductions have no neutral value, because every element counts. Through
+elementwise functions, candidates are tried: a fill value is neutral if the function maps it to the identity. A product of a hole
+and another factor is 0 only if that factor is finite. This is known if the factor is a plain read at the same index, which is
+out of bounds there too: a guarded read gives 0, and if that tensor is itself stored with holes, this same reader requires 0 in
+them or masks the whole statement. All readers must agree on one value. If two need different ones, each masks for itself and
+nothing is filled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Number = float | int | bool
 
 
 class CorrectnessKind(Enum):
-    """What holes contain."""
+    """The contents of holes."""
 
     WEAK = "weak"
     """Anything: no reader counts them."""
@@ -60,7 +60,7 @@ class Reader:
     counts: bool
     """Whether it would count the contents of holes."""
     fill: Number | None
-    """What holes must contain so that it needs no mask; None if no value works, or if it does not matter."""
+    """The fill value with which it needs no mask; None if there is none, or if it is irrelevant."""
     why: str
 
 
@@ -99,7 +99,7 @@ def correctness(source: Fusion | TileProgram, tensor: Tensor | TensorView) -> Co
     >>> total = Accumulate((y,), (), reduction("sum"), (read(x, (d,)),), (d,))
     >>> tiles = nest(tuple((part, SERIAL) for part in split(d, 4)), total)
     >>> print(correctness(TileProgram("p", (), (y,), (Phase("y", tiles),)), x))
-    strong, holes hold 0.0: everyone who counts holes counts 0.0 as nothing
+    strong, holes hold 0.0: 0.0 is neutral for every reader that counts holes
       y: sum over d visits the holes of x; 0.0 is its identity
     """
     memory = _as_stored(source, (tensor.tensor if isinstance(tensor, TensorView) else tensor).memory)
@@ -127,18 +127,18 @@ def _decided(tensor: Tensor, readers: tuple[Reader, ...]) -> Correctness:
     if not readers:
         return Correctness(weak, None, f"nobody reads {tensor.name}", readers)
     if not counting:
-        return Correctness(weak, None, f"nobody who reads {tensor.name} counts its holes", readers)
+        return Correctness(weak, None, f"no reader of {tensor.name} counts its holes", readers)
     if tensor.role is Role.INPUT:
         return Correctness(weak, None, f"{tensor.name} is the caller's memory and is not filled; readers mask holes", readers)
     if any(r.fill is None for r in counting):
         unserved = ", ".join(r.name for r in counting if r.fill is None)
-        return Correctness(weak, None, f"no value changes nothing for {unserved}; each reader masks holes for itself", readers)
+        return Correctness(weak, None, f"no value is neutral for {unserved}; each reader masks holes", readers)
     fills = {_spelled(r.fill): r.fill for r in counting}
     if len(fills) > 1:
         wanted = ", ".join(f"{r.name} needs {r.fill}" for r in counting)
-        return Correctness(weak, None, f"{wanted}; no value serves all, so each reader masks holes for itself", readers)
+        return Correctness(weak, None, f"{wanted}; no value suits all readers, so each masks holes", readers)
     fill = counting[0].fill
-    return Correctness(CorrectnessKind.STRONG, fill, f"everyone who counts holes counts {fill} as nothing", readers)
+    return Correctness(CorrectnessKind.STRONG, fill, f"{fill} is neutral for every reader that counts holes", readers)
 
 
 def _spelled(number: Number | None) -> str:
@@ -172,19 +172,19 @@ def _reader(name: str, leaf: Leaf, loops: tuple[IterDomain, ...], tensor: Tensor
     if not past:
         return Reader(name, False, None, "its loops stay inside the elements")
     if not _inside(loops, tensor, visited.keys()):
-        return Reader(name, False, None, f"its loops are not made of the storage of {tensor.name}, so it guards for itself")
+        return Reader(name, False, None, f"its loops are not derived from the storage of {tensor.name}, so it has its own guards")
     if not isinstance(leaf, Accumulate):
-        return Reader(name, False, None, "it stores by address, and nothing is stored where no element is")
+        return Reader(name, False, None, "it stores by address: nothing is stored where no element exists")
     kept = Indices([(d, symbol(f"@{d.uid}")) for d in leaf.index if d is not None])
     counted = [d for d in past if not kept.knows(d)]
     if not counted:
         return Reader(name, False, None, f"it keeps {', '.join(d.name for d in past)}, so holes stay holes in its result")
     what = f"{leaf.reduction} over {', '.join(d.name for d in leaf.over)} visits the holes of {tensor.name}"
     if any(d.uid not in opened for d in counted):
-        return Reader(name, True, None, f"{what}, and goes past them")
+        return Reader(name, True, None, f"{what}, and runs past the allocation")
     fill = _fill(leaf, tensor, {d.uid for d in counted})
     if fill is None:
-        return Reader(name, True, None, f"{what}; whatever they held would count")
+        return Reader(name, True, None, f"{what}; any contents would count")
     return Reader(name, True, fill, f"{what}; {_identity_of(leaf, tensor, fill)}")
 
 
@@ -195,15 +195,15 @@ def _identity_of(leaf: Accumulate, tensor: Tensor, fill: Number) -> str:
 
 def _inside(loops: tuple[IterDomain, ...], tensor: Tensor, guarded: Collection[int]) -> bool:
     """Whether the loops reach every storage domain by going back, and nothing they go through can be out of bounds."""
-    behind = ancestry(loops)
-    met = {d.uid for d in loops} | {d.uid for t in behind for d in t.inputs}
+    transforms = ancestry(loops)
+    met = {d.uid for d in loops} | {d.uid for t in transforms for d in t.inputs}
     if not all(d.uid in met for d in tensor.storage):
         return False
     made_of: set[int] = {d.uid for d in tensor.storage}
     size = 0
     while size != len(made_of):
         size = len(made_of)
-        made_of |= {d.uid for t in behind if any(s.uid in made_of for s in t.inputs) for d in t.outputs}
+        made_of |= {d.uid for t in transforms if any(s.uid in made_of for s in t.inputs) for d in t.outputs}
     return not any(uid in made_of for uid in guarded)
 
 
@@ -211,7 +211,7 @@ def _inside(loops: tuple[IterDomain, ...], tensor: Tensor, guarded: Collection[i
 
 
 def _fill(leaf: Accumulate, tensor: Tensor, holes: set[int]) -> Number | None:
-    """What the tensor's holes must contain so that accumulating a hole changes nothing."""
+    """The fill value that is neutral when a hole is accumulated."""
     if leaf.merge:
         # Whole states are combined: an empty one in every place, each tensor holding its own part of it.
         states = [k for k, value in enumerate(leaf.values) if _is_read(value, tensor)]
@@ -286,6 +286,6 @@ def _value_at(value: Value, tensor: Tensor, fill: Number, holes: set[int]) -> Nu
 
 
 def _is_outside(value: Value, holes: set[int]) -> bool:
-    """Whether a value is a plain read at an index that is out of bounds where the tensor at hand has a hole."""
+    """Whether a value is a plain read at an index that is out of bounds where the given tensor has a hole."""
     found = _uncast(value)
     return isinstance(found, Read) and any(isinstance(d, IterDomain) and d.uid in holes for d in found.index)

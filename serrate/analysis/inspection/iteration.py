@@ -2,17 +2,18 @@
 
 In: two lists of loops. Out: True, False, or None where it depends on extents known only when the program runs.
 
-Two nests are the same iteration if they have the same extents, loop by loop, and at every position both are at the same
-element or both at a hole. Shown by rule: the index expressions and the guards of both, brought to one form, are the same.
-That form uses, for 0 <= n < f:
+Two nests are the same iteration if their loops have the same extents and, at every position, both are at the same element or both
+at a hole. The proof brings the index expressions and guards of both nests to a normal form and compares them. The normal form
+uses these identities, for 0 <= n < f:
 
-    (q*f + n) // (f*k) = q // k              because q*f + n lies between q*f and (q+1)*f - 1, and multiples of f*k are
-    (q*f + n) %  (f*k) = (q % k)*f + n       multiples of f: none lies strictly inside; the second is the first's rest
-Which is why split-then-merge equals merge-then-split where the factor divides the inner extent of the merge. Of (A, B) with
-extents Na >= 2 and Nb = f*k: split B by f, merge: a = m // k, b = (m % k)*f + n. Merge, split: a = (m*f + n) // (f*k) = m // k,
-b = (m*f + n) % (f*k) = (m % k)*f + n. And only there: otherwise the first leaves holes behind every row of B, so that
-(a, b) = (1, 0) stands at position ceil(Nb/f)*f, while in the second it stands at Nb, which is less.
-What the rule does not show is decided by visiting all positions, where they are known and not too many.
+    (q*f + n) // (f*k) = q // k              because q*f + n lies between q*f and (q+1)*f - 1, and no multiple of f*k,
+    (q*f + n) %  (f*k) = (q % k)*f + n       which is also a multiple of f, lies strictly inside; the second is the remainder
+
+Therefore split-then-merge equals merge-then-split if the factor divides the inner extent of the merge. For (A, B) with extents
+Na >= 2 and Nb = f*k, split B by f, then merge: a = m // k, b = (m % k)*f + n. Merge, then split: a = (m*f + n) // (f*k) = m // k,
+b = (m*f + n) % (f*k) = (m % k)*f + n. The converse also holds: if the factor does not divide, the first nest has holes after
+every row of B, so (a, b) = (1, 0) is at position ceil(Nb/f)*f, while in the second it is at Nb, which is smaller. Where this
+proof fails, all positions are visited, if they are known and not too many.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ def same_iteration(a: Sequence[IterDomain], b: Sequence[IterDomain]) -> bool | N
 
 
 def _ends(loops: Sequence[IterDomain]) -> list[Expr]:
-    """The extent of each loop; of a ragged one, that of the row which the loops before it have picked."""
+    """The extent of each loop; for a ragged loop, that of the row selected by the loops before it."""
     indices = Indices(zip(loops, loop_symbols(loops), strict=True))
     return [simplified(d.length_of(indices.of(d.component))) if isinstance(d, RaggedIterDomain) else d.extent_expr for d in loops]
 
 
 def _described(logical: Sequence[IterDomain], loops: Sequence[IterDomain]) -> tuple[tuple[Expr, ...], frozenset[Expr]]:
-    """Where the loops are at a position (in terms of position symbols) and what makes it a hole, both in one form."""
+    """The logical indices at a position, in terms of position symbols, and the guards; both in normal form."""
     indices = Indices(zip(loops, loop_symbols(loops), strict=True))
     at = sorted(logical, key=lambda d: d.uid)
     below = frozenset(simplified(g.condition.left - g.condition.right) for g in guards(logical, loops))
@@ -84,7 +85,7 @@ def _visited_alike(logical: Sequence[IterDomain], a: Sequence[IterDomain], b: Se
     known = [_longest(d) for d in (*a, *b)]
     if any(k is None for k in known) or math.prod(k for k in known[: len(a)] if k is not None) > MOST_POSITIONS:
         return None
-    # A position is found beside its element by asking for the loops' own indices too.
+    # Asking for the loops' own indices too gives the position of each element.
     ours, theirs = (set(visits([*logical, *loops], loops, guards(logical, loops))) for loops in (a, b))
     return ours == theirs
 

@@ -1,11 +1,11 @@
 """How many lanes of the blocks of a loop program run, and how many of them hold an element.
 
-In: a loop program, its arrays and its numbers. Out: a `LaneCount`. The loops are walked with tensors of positions instead of one
-by one, and nothing is computed but numbers that are made of indices. Beyond a limit positions are sampled; conditions of lanes on
-other computed values are taken to hold, and branches on them are left out. A count says whether it is exact.
+In: a loop program, its arrays and its numbers. Out: a `LaneCount`. The analysis evaluates loops on tensors of positions, and only
+numbers computed from indices. Above a limit, positions are sampled. Conditions on other computed values count as true, and
+branches on them are skipped. A count says whether it is exact.
 
-Where lanes run at once, all lanes of a block run, and holes are masked. Where they run in order, a condition on a lane ends its
-loop: only holes run that no loop can be ended at (`codegen/cpp/text.py`).
+If lanes run concurrently, all lanes of a block run, and holes are masked. If they run in order, a condition on a lane ends its
+loop, so the only holes that run are those that no loop bound excludes (`codegen/cpp/text.py`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from serrate.ir.loops import (
 from serrate.ir.solve import end_of, start_of
 
 MOST_POSITIONS = 1 << 18
-"""How many positions of the loops around a statement are looked at."""
+"""The most positions of the loops around a statement that are sampled."""
 MOST_LANES = 1 << 22
-"""How many lanes of one statement are looked at."""
+"""The most lanes of one statement that are sampled."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def count_lanes(
     return LaneCount(round(counter.visited), round(counter.existing), counter.exact)
 
 
-class _NotKnownHere(Exception):
+class _ComputedValue(Exception):
     """An expression depends on something that the program computes."""
 
 
@@ -85,7 +85,7 @@ class _PositionScope:
     """Numbers, and tensors with one element for each position or for all of them."""
     laned: dict[Symbol, Bind]
     numbers: dict[str, Any]
-    """Numbers that the program computes from indices, such as the longest of several rows, by name."""
+    """Numbers that the program computes from indices, by name; for example, the longest of several rows."""
     count: int
     scale: float
     """How many positions each one stands for."""
@@ -123,7 +123,7 @@ class _Counter:
             elif isinstance(node, Bind):
                 try:
                     symbols[node.symbol] = self._evaluate(node.expr, scope, ())
-                except _NotKnownHere:
+                except _ComputedValue:
                     self.exact = False
             elif isinstance(node, For):
                 self._loop(node, scope)
@@ -151,7 +151,7 @@ class _Counter:
             return
         try:
             value = torch.as_tensor(self._evaluate(node.value.expr, scope, node.lanes), device="cpu")
-        except _NotKnownHere:
+        except _ComputedValue:
             return
         shape = [scope.count, *(lane.size for lane in node.lanes)]
         least = torch.iinfo(torch.int64).min
@@ -161,7 +161,7 @@ class _Counter:
     def _loop(self, node: For, scope: _PositionScope) -> None:
         try:
             extent = torch.as_tensor(self._evaluate(node.extent, scope, ()), device="cpu").expand(scope.count).clamp(min=0)
-        except _NotKnownHere:
+        except _ComputedValue:
             self.exact = False
             extent = torch.ones(scope.count, dtype=torch.int64, device="cpu")
         ends = extent.cumsum(0)
@@ -221,7 +221,7 @@ class _Counter:
             for condition in guard:
                 self._evaluate(condition.left, scope, ())
                 self._evaluate(condition.right, scope, ())
-        except _NotKnownHere:
+        except _ComputedValue:
             return False
         return True
 
@@ -231,7 +231,7 @@ class _Counter:
         for condition in guard:
             try:
                 left, right = (self._evaluate(e, scope, lanes) for e in (condition.left, condition.right))
-            except _NotKnownHere:
+            except _ComputedValue:
                 self.exact = False
                 continue
             holds = holds & torch.as_tensor(left < right, device="cpu")
@@ -241,14 +241,14 @@ class _Counter:
         def element(array: Array, index: Any) -> Any:
             data = self.arrays.get(array)
             if data is None:
-                raise _NotKnownHere(array.name)
+                raise _ComputedValue(array.name)
             place = torch.as_tensor(index, device="cpu")
             return data[place.clamp(0, len(data) - 1)] if len(data) else torch.zeros_like(place)
 
         def search(array: Array, count: Any, position: Any, first: Any) -> Any:
             data = self.arrays.get(array)
             if data is None or isinstance(first, torch.Tensor) or isinstance(count, torch.Tensor):
-                raise _NotKnownHere(array.name)
+                raise _ComputedValue(array.name)
             rows = data[first + 1 : first + count + 1].contiguous()
             found = torch.searchsorted(rows, torch.as_tensor(position, device="cpu").contiguous(), right=True)
             return found.clamp(max=max(count - 1, 0))
@@ -276,6 +276,6 @@ class _PositionSymbols(dict[Symbol, Any]):
             found = self.scope.symbols[symbol] if symbol in self.scope.symbols else self.scope.numbers[symbol.name]
             found = found.reshape([-1, *[1] * rank]) if isinstance(found, torch.Tensor) and found.dim() else found
         else:
-            raise _NotKnownHere(symbol.name)
+            raise _ComputedValue(symbol.name)
         self[symbol] = found
         return found

@@ -1,5 +1,5 @@
-// A stable counting sort by all threads: each counts the keys of its own run of positions, sums say where the positions of
-// every key and run begin, and each run puts its positions there, in order.
+// A stable counting sort by all threads: each thread counts the keys of its own run of positions, prefix sums determine where the
+// positions of every key and run begin, and each thread writes its positions there, in order.
 extern "C" void group_by(void* const* pointer, const i64* given) {
   const i64* __restrict keys = (const i64*)pointer[0];
   i64* __restrict offsets = (i64*)pointer[1];

@@ -1,5 +1,5 @@
-// Shared by all generated programs: number formats, elementwise functions, copies past the cache, the product of blocks.
-// No header is included: parsing them would cost more than compiling a program.
+// Shared by all generated programs: number formats, elementwise functions, non-temporal copies, products of blocks.
+// No headers are included, because parsing them would take longer than compiling a program.
 typedef long long i64;
 typedef int i32;
 typedef short i16;
@@ -17,8 +17,8 @@ struct f16 { u16 bits; };
 static inline f32 as_float(u32 bits) { f32 x; __builtin_memcpy(&x, &bits, 4); return x; }
 static inline u32 as_bits(f32 x) { u32 bits; __builtin_memcpy(&bits, &x, 4); return bits; }
 
-// a * b + c, rounded once where the CPU can: for dots, sums of products and the functions below. Compilers are told to contract nothing
-// by themselves. Without such an instruction, a library call for every product would cost more than it gives.
+// a * b + c, fused if the CPU has an instruction for it: for dots, sums of products and the functions below. Compiler flags disable
+// implicit contraction. Without such an instruction, a library call for every product would cost too much.
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 static inline f32 fused(f32 a, f32 b, f32 c) { return __builtin_fmaf(a, b, c); }
 static inline f64 fused(f64 a, f64 b, f64 c) { return __builtin_fma(a, b, c); }
@@ -27,7 +27,7 @@ static inline f32 fused(f32 a, f32 b, f32 c) { return a * b + c; }
 static inline f64 fused(f64 a, f64 b, f64 c) { return a * b + c; }
 #endif
 template <class T> static inline T fused(T a, T b, T c) { return a * b + c; }
-// The same for vectors; compilers make one instruction of the lanes.
+// The same for vectors; compilers combine the lanes into one instruction.
 template <class T, class V> static inline V fused_lanes(V a, V b, V c) {
   V out;
 #pragma GCC unroll 16
@@ -61,8 +61,8 @@ static inline void store(f16& to, f32 x) {
   to.bits = (u16)(sign | (magnitude >= 0x477ff000u ? large : finite));
 }
 template <class T> static inline void store(T& to, T x) { to = x; }
-// Blocks of float16, with the CPU's own conversions where it has them; both round to nearest, ties to even. As wide as what
-// the loop behind reads: a wide load has to wait for narrow stores, but not for one as wide.
+// Blocks of float16, with the CPU's conversions if it has them; both round to nearest, ties to even. Stores are as wide as the loads of
+// the next loop: a wide load would stall on several narrow stores, but not on one of its own width.
 static inline void widen(f32* __restrict to, const f16* __restrict from, i64 count) {
   i64 i = 0;
 #if defined(__AVX512F__)
@@ -94,7 +94,7 @@ static inline void narrow(f16* __restrict to, const f32* __restrict from, i64 co
 static inline void narrow(bf16* __restrict to, const f32* __restrict from, i64 count) {
   i64 i = 0;
 #if defined(__AVX512BW__) && __has_builtin(__builtin_shufflevector)
-  // Two blocks at a time: the upper halves of both are one instruction, where a compiler shifts and packs each.
+  // Two blocks at a time: one instruction extracts the upper halves of both, where a compiler would shift and pack each.
   typedef f32 floats __attribute__((vector_size(64), aligned(4), may_alias));
   typedef u32 bits __attribute__((vector_size(64)));
   typedef u16 halves __attribute__((vector_size(64)));
@@ -128,7 +128,7 @@ template <int N, class T, class F> static inline T fold(T* lanes, F combine) {
   return lanes[0];
 }
 
-// Adds to an element that other threads may be adding to at the same time.
+// Adds to an element atomically.
 template <class T, class V> static inline void add_alone(T& to, V x) {
   if constexpr (sizeof(T) >= 4) {
 #pragma omp atomic
@@ -140,7 +140,7 @@ template <class T, class V> static inline void add_alone(T& to, V x) {
 }
 template <class T> static inline T smaller(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T larger(T a, T b) { return a > b ? a : b; }
-// NaN wins, as in torch; two single selects are what g++ vectorises best.
+// NaN propagates, as in torch; g++ vectorises two separate selects best.
 template <class T> static inline T max_nan(T m, T x) { T g = x > m ? x : m; return x != x ? x : g; }
 template <class T> static inline T min_nan(T m, T x) { T g = x < m ? x : m; return x != x ? x : g; }
 #pragma omp declare reduction(max_nan : f32 : omp_out = max_nan(omp_out, omp_in)) initializer(omp_priv = -__builtin_inff())
@@ -169,7 +169,7 @@ static inline f32 fn_exp(f32 x) {
 }
 static inline f64 fn_exp(f64 x) { return __builtin_exp(x); }
 
-// e^(x - m) for finite m and x at most 16 above it; results below 2^-126 are 0, nan stays. The distance to m is rounded once, so
+// e^(x - m) for finite m and x at most 16 above it; results below 2^-126 are 0, nan stays. The difference x - m is rounded once, so
 // 2^(log2(e) * d) with one rounding more is as good as it gets, and two steps shorter than fn_exp.
 static inline f32 fn_exp_near(f32 x, f32 m) {
   f32 d = x - m;
@@ -197,8 +197,8 @@ static inline f32 fn_exp_rough(f32 x, f32 m) {
   p = fused(p, r, 1.0f);
   return p * as_float(as_bits(t) << 23);
 }
-// An integer that grows with x - m, from which `fn_too_high` sees later whether some x was more than 16 above m, or m not finite:
-// integers have a maximum of one instruction.
+// An integer that increases with x - m, from which `fn_too_high` determines later whether some x was more than 16 above m, or m was not
+// finite. (The maximum of integers is one instruction.)
 static inline i32 fn_height(f32 x, f32 m) { return (i32)as_bits(fused(x - m, 1.44269504f, 12583039.0f)); }
 static inline i32 fn_too_high(i32 height, f32 m) {
   return !((height <= (i32)as_bits(12583039.0f + 23.0f)) & (__builtin_fabsf(m) <= 3.40282347e38f));
@@ -304,7 +304,7 @@ static inline f64 fn_cos(f64 x) { return __builtin_cos(x); }
 LIBRARY_UNARY(tan) LIBRARY_UNARY(atan) LIBRARY_UNARY(asin) LIBRARY_UNARY(acos) LIBRARY_UNARY(sinh) LIBRARY_UNARY(cosh)
 LIBRARY_UNARY(asinh) LIBRARY_UNARY(acosh) LIBRARY_UNARY(atanh) LIBRARY_UNARY(erfc)
 LIBRARY_BINARY(atan2) LIBRARY_BINARY(hypot) LIBRARY_BINARY(copysign)
-// lgamma itself writes the sign to a global, which threads share.
+// lgamma writes the sign to a global variable, which would be a data race.
 static inline f64 fn_lgamma(f64 x) { int sign; return __builtin_lgamma_r(x, &sign); }
 static inline f32 fn_lgamma(f32 x) { int sign; return __builtin_lgammaf_r(x, &sign); }
 // Upwards by psi(x) = psi(x + 1) - 1/x to where the asymptotic series holds; negative numbers by reflection.
@@ -323,7 +323,7 @@ static inline f64 fn_digamma(f64 x) {
   return sum + __builtin_log(x) - 0.5 / x - p;
 }
 static inline f32 fn_digamma(f32 x) { return (f32)fn_digamma((f64)x); }
-// A rational guess, and two steps of Newton's.
+// A rational approximation, refined by two Newton steps.
 static inline f64 fn_erfinv(f64 y) {
   f64 a = __builtin_fabs(y), x;
   if (!(a < 1)) return a == 1 ? __builtin_copysign(__builtin_inf(), y) : __builtin_nan("");
@@ -340,7 +340,7 @@ static inline f64 fn_erfinv(f64 y) {
   return x;
 }
 static inline f32 fn_erfinv(f32 y) { return (f32)fn_erfinv((f64)y); }
-// Bits shifted by any number: 0 is left of those shifted out at the top, the sign of those at the bottom.
+// Shifts by any count: bits shifted out at the top leave 0, those shifted out at the bottom leave the sign.
 template <class T> static inline T fn_shl(T x, T by) {
   return by < 0 || (i64)by >= (i64)(8 * sizeof(T)) ? (T)0 : (T)((unsigned long long)x << by);
 }
@@ -352,7 +352,7 @@ template <class T> static inline T fn_gcd(T a, T b) {
   return a < 0 ? (T)(0ULL - (unsigned long long)a) : a;
 }
 
-// Random bits: Philox4x32-10. One counter, of a block of four positions and a word, makes the bits of those four.
+// Random bits: Philox4x32-10. One counter, of a block of four positions and a word, yields the bits of these four positions.
 static inline void philox(u32 to[4], i64 seed, u32 word, i64 block) {
   u32 a = (u32)block, b = (u32)(block >> 32), c = word, d = 0, x = (u32)seed, y = (u32)(seed >> 32);
   for (int round = 0; round < 10; round++, x += 0x9E3779B9u, y += 0xBB67AE85u) {
@@ -366,13 +366,13 @@ static inline i32 random_bits(i64 seed, i64 word, i64 position) {
   philox(four, seed, (u32)word, position >> 2);
   return (i32)four[position & 3];
 }
-// The bits of `count` positions from `first` on, side by side; gives where they begin in `to`, which has room for 64 and 3 more.
+// The bits of `count` positions from `first` on, contiguous; returns where they begin in `to`, which needs room for 67 more.
 static inline const i32* random_run(u32* __restrict to, i64 seed, i64 word, i64 first, i64 count) {
   const i64 blocks = ((first & 3) + count + 3) >> 2, begin = first >> 2;
   i64 i = 0;
 #if defined(__AVX2__) && !defined(__clang__) && __has_builtin(__builtin_shufflevector)
-  // 32 bits in lanes of 64: a product is then one instruction, which ignores the upper halves. Two vectors at a time, because
-  // every round waits for the one before.
+  // 32 bits in lanes of 64: a product is then one instruction, which ignores the upper halves. Two vectors at a time hide the latency
+  // of the rounds, which depend on each other.
 #if defined(__AVX512F__)
   enum { W = 8 };
   typedef u64 lanes __attribute__((vector_size(64)));
@@ -447,8 +447,8 @@ template <class T> static inline T fn_pow(T x, T y) {
 // a / b rounded down and its rest, for b > 0; the language rounds towards zero.
 static inline i64 floor_divide(i64 a, i64 b) { return a / b - (a % b < 0); }
 static inline i64 floor_rest(i64 a, i64 b) { i64 rest = a % b; return rest < 0 ? rest + b : rest; }
-// What was read from an array that somebody else may write to, within 0 .. most. It nearly always is, so a branch that is
-// foreseen is cheaper than two selections that everything behind them waits for.
+// An element of an array that others may overwrite, clamped to 0 .. most. It is nearly always in range, so a predicted branch is
+// cheaper than two selects in the dependency chain.
 static inline i64 clamped(i64 x, i64 most) {
   if (__builtin_expect((unsigned long long)x > (unsigned long long)most, 0)) return x < 0 || most < 0 ? 0 : most;
   return x;
@@ -464,10 +464,10 @@ template <class T> static inline i64 owner(const T* offsets, i64 count, i64 posi
   return low < count ? low : larger(count - 1, (i64)0);
 }
 
-// Grid positions, shared between threads. Each begins with an equal part of them, because neighbouring rows are read fastest by one
-// thread, and what it prefetches is its own. It takes a few at a time from the front; once it has none left, it takes the back half
-// of what another thread has most of. That is the order `blocked`; in the order `interleaved` neighbouring threads take neighbouring
-// groups, and in the order `shared` all of them take the next group from one counter.
+// Distributes grid positions over threads. In the order `blocked`, each thread starts with an equal share of neighbouring positions,
+// because one thread reads neighbouring rows fastest and uses its own prefetches. It takes a few positions at a time from the front;
+// when its share is empty, it steals the back half of the largest remaining share. In the order `interleaved`, neighbouring threads
+// take neighbouring groups; in the order `shared`, all threads take the next group from one counter.
 enum { blocked, interleaved, shared };
 struct Run { i64 begin, end; };
 struct alignas(64) Part { u64 left; };  // of groups of positions: the first in the lower half, one past the last in the upper
@@ -502,7 +502,7 @@ struct Runs {
   }
 
  private:
-  // The next group of a part: the group `n * factor + offset` for the n-th.
+  // The next group of a share: for the n-th, the group `n * factor + offset`.
   bool take(Run& run, u64& left, i64 factor, i64 offset) const {
     u64 seen = __atomic_load_n(&left, __ATOMIC_RELAXED);
     while (count(seen))
@@ -518,7 +518,7 @@ struct Runs {
   static bool exchange(u64& left, u64& seen, u64 to) {
     return __atomic_compare_exchange_n(&left, &seen, to, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   }
-  // False if there is nothing left to take. A thread may also miss what another is just taking: that one will work on it.
+  // False if nothing is left. A thread may miss positions that another thread is taking at this moment; that thread processes them.
   bool refill(u64& own) const {
     while (true) {
       int from = 0;
@@ -537,8 +537,8 @@ struct Runs {
   }
 };
 
-// Results that go past the cache, one stream for each thread and tensor. Whole cache lines are written; the end of a block waits
-// in `line` for the block right behind it (rows seldom end where lines do), else `flush` writes it. A fence follows at the end.
+// Results that bypass the cache, one stream per thread and tensor. Whole cache lines are written; the end of a block waits in `line`
+// for the adjacent next block (rows seldom end at a line boundary), else `flush` writes it. A fence follows at the end.
 struct Stream {
 #if defined(__AVX512F__)
   enum { W = 64 };
@@ -553,7 +553,7 @@ struct Stream {
     if (waiting) __builtin_memcpy(next - waiting, line, waiting);
     waiting = 0;
   }
-  // `Ahead`: how far before they are needed bytes are fetched, where `from` is not in the cache; hardware stops at the end of a page.
+  // `Ahead`: the prefetch distance in bytes if `from` is not in the cache; hardware prefetchers stop at the end of a page.
   template <int Ahead = 0> void copy(void* to, const void* from, i64 bytes) {
     char* d = (char*)to;
     const char* s = (const char*)from;
@@ -581,8 +581,8 @@ struct Stream {
     __builtin_memcpy(d, s, bytes);
 #endif
   }
-  // Positions `begin` to `end` of what lies at `to`, as `some(to, first, count)` computes them: a line at a time where they go past
-  // the cache, so that reading and writing take turns, else all at once.
+  // Positions `begin` to `end` of the block at `to`, as `some(to, first, count)` computes them: a line at a time if they bypass the
+  // cache, so that reads and writes alternate, else all at once.
   template <class T, class F> __attribute__((always_inline)) void each(T* to, i64 begin, i64 end, bool past, F some) {
     if (begin >= end) return;
     i64 first = begin;
@@ -633,7 +633,7 @@ static inline void stream_fence() {
 #endif
 }
 
-// A private block that is too large for a stack.
+// A private block that is too large for the stack.
 extern "C" void* aligned_alloc(decltype(sizeof(0)), decltype(sizeof(0)));
 extern "C" void free(void*);
 template <class T> struct Heap {
@@ -642,8 +642,9 @@ template <class T> struct Heap {
   ~Heap() { free(at); }
 };
 
-// A block on its way to a stream. A load waits for an earlier store whose address has the same last twelve bits, so a block that is
-// read and written side by side must not lie where they agree. That keeps blocks of up to 1 KB apart; larger ones meet for a part.
+// A staging buffer for a stream. A load stalls on an earlier store whose address has the same last twelve bits (4K aliasing), so the
+// buffer needs another page offset than the block that is read meanwhile. This separates blocks of up to 1 KB; larger ones overlap in
+// part.
 template <class T, int N> struct Stage {
   alignas(64) T room[N + 2048 / sizeof(T)];
   T* apart_from(const void* from) {
@@ -674,8 +675,8 @@ static inline void copy_bytes(Stream& past, void* to, const void* from, i64 byte
   }
 }
 
-// to[i][j] = from[j][i] for i below `rows`, j below `columns`; `to` has rows `ld` apart, `from` rows `stride` apart. The rest of a block
-// is moved one by one: it is small, and vectors of it would take longer to compile than the program.
+// to[i][j] = from[j][i] for i below `rows`, j below `columns`; rows are `ld` apart in `to` and `stride` apart in `from`. The remainder
+// of a block is moved element by element: it is small, and vector code for it would take longer to compile than the program.
 template <class T> __attribute__((noinline, optimize("no-tree-vectorize"))) static void turned_rest(T* __restrict to, i64 ld, const T* __restrict from, i64 stride, i64 rows, i64 columns) {
   for (i64 j = 0; j < columns; j++)
     for (i64 i = 0; i < rows; i++) to[i * ld + j] = from[j * stride + i];
@@ -717,8 +718,8 @@ static inline void fetch_rows(const void* from, i64 stride, i64 bytes, i64 rows)
     for (i64 line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
 }
 
-// acc[m][n] += a[m][k] * b[k][n]: rows of a `am` apart, rows of b `bk` apart, columns of b side by side.
-// Not inlined: a call is nothing beside its products, and one copy is compiled once.
+// acc[m][n] += a[m][k] * b[k][n]: rows of a are `am` apart, rows of b `bk` apart, columns of b contiguous.
+// Not inlined: the cost of a call is negligible, and a single copy is compiled once.
 template <int M, int W, int NV, class T> __attribute__((noinline)) static void dot_rows(T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 depth) {
   typedef T vec __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
   vec c[M][NV];
@@ -732,7 +733,7 @@ template <int M, int W, int NV, class T> __attribute__((noinline)) static void d
     for (int j = 0; j < NV; j++) y[j] = *(const vec*)(b + k * bk + j * W);
 #pragma GCC unroll 16
     for (int i = 0; i < M; i++) {
-      // One number in all lanes, made here: in the loop over lanes, g++ loads as many numbers, and then uses the first.
+      // Broadcasts one number to all lanes: in the loop over lanes, g++ would load one number per lane and then use only the first.
       const vec x = a[i * am + k] - vec{};
 #pragma GCC unroll 4
       for (int j = 0; j < NV; j++) c[i][j] = fused_lanes<T, vec>(x, y[j], c[i][j]);
@@ -749,15 +750,15 @@ template <int M, int W, int NV, class T> static inline void dot_panel(T* __restr
   for (; i + 2 <= rows; i += 2) dot_rows<2, W, NV>(acc + i * ld, ld, a + i * am, am, b, bk, depth);
   if (i < rows) dot_rows<1, W, NV>(acc + i * ld, ld, a + i * am, am, b, bk, depth);
 }
-// With `across`, b holds its columns side by side in rows `bk` apart. One function for both, not inlined, so that programs with
-// several products compile it once.
+// With `across`, b is transposed: its columns are contiguous, `bk` apart. One function for both cases, not inlined, so that programs
+// with several products compile it once.
 template <class T> __attribute__((noinline)) static void dot(bool across, T* __restrict acc, i64 ld, const T* __restrict a, i64 am, const T* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
 #if defined(__AVX512F__)
   enum { W = 64 / sizeof(T), M = 8 };
 #else
   enum { W = 32 / sizeof(T), M = 6 };
 #endif
-  // Columns that are done at once lie side by side in a copy, with zeros beside the last ones: rows of b may be any distance apart.
+  // Columns that are processed together are packed in a copy, padded with zeros: rows of b may be any distance apart.
   enum { N = 2 * W, DEPTH = 128 };
   alignas(64) T panel[DEPTH * N], sums[M * N];
   for (i64 j = 0; j < columns; j += N) {
@@ -814,18 +815,18 @@ template <int M> __attribute__((noinline)) static void dot_pairs_rows(f32* __res
 #pragma GCC unroll 16
   for (int i = 0; i < M; i++) *(vec*)(acc + i * ld) = c[i][0], *(vec*)(acc + i * ld + 16) = c[i][1];
 }
-// Pairs of columns that do not begin at whole words: seldom, so they are made one by one too.
+// Pairs of columns that are not aligned to words: rare, so they are built one by one.
 __attribute__((noinline, optimize("no-tree-vectorize"))) static void paired_columns(u32* __restrict pairs, const bf16* __restrict b, i64 bk, i64 columns, i64 depth) {
   for (i64 n = 0; n < columns; n++)
     for (i64 k = 0; k < depth; k += 2) pairs[16 * k + n] = b[n * bk + k].bits | (k + 1 < depth ? (u32)b[n * bk + k + 1].bits << 16 : 0);
 }
 #endif
-// With `across`, b holds its columns side by side in rows `bk` apart.
+// With `across`, b is transposed: its columns are contiguous, `bk` apart.
 template <int R, int K, bool across> static void dot_pairs(f32* __restrict acc, i64 ld, const bf16* __restrict a, i64 am, const bf16* __restrict b, i64 bk, i64 rows, i64 columns, i64 depth) {
   for (i64 j = 0; j < columns; j += 32, acc += 32, b += across ? 32 * bk : 32) {
     const i64 here = smaller<i64>(32, columns - j);
 #if defined(__AVX512BF16__)
-    // Rows 2k and 2k + 1 of b side by side, as the instruction takes them; columns that are not there are 0.
+    // Rows 2k and 2k + 1 of b interleaved, as the instruction requires; missing columns are 0.
     alignas(64) static thread_local u32 pairs[(K / 2 + 1) * 32];
     const i64 half = (depth + 1) / 2;
     static const bf16 none[32] = {};
@@ -846,7 +847,7 @@ template <int R, int K, bool across> static void dot_pairs(f32* __restrict acc, 
     if (here < 32)
       for (i64 k = 0; k < half; k++)
         for (i64 n = here; n < 32; n++) pairs[32 * k + n] = 0;
-    // An odd row of a ends in the middle of a pair: the last one is made of a copy.
+    // An odd row of a ends in the middle of a pair: the last pair is built from a copy.
     i64 i = 0;
     for (; i + 8 <= rows; i += 8) dot_pairs_rows<8>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);
     for (; i + 2 <= rows; i += 2) dot_pairs_rows<2>(acc + i * ld, ld, a + i * am, am, pairs, depth / 2);

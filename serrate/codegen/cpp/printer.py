@@ -246,8 +246,8 @@ class _CppPrinter(Text):
         self.close()
 
     def _is_shared(self, outermost: For) -> str:
-        """When threads share a grid: it has several positions, and touches a tensor for which waking them pays. In a program with
-        one kernel, the caller has decided that."""
+        """The condition for sharing a grid between threads: it has several positions, and touches a tensor that is large enough.
+        In a program with one kernel, the caller has decided the latter."""
         conditions = ["threads > 1", "positions > 1"]
         if len(self.program.kernels) > 1:
             largest = "0"

@@ -1,5 +1,5 @@
-// Sorts every row for itself, by all threads. An element becomes a word: a key that orders as the element does (all NaNs one key
-// above everything, -0 and 0 one key), and below it the position it had. Words are all different, so their order is stable.
+// Sorts every row separately, by all threads. An element becomes a word: the upper bits are a key with the order of the elements (one
+// key for all NaNs, above everything; one key for -0 and 0), the lower bits its position. Words are distinct, so the sort is stable.
 typedef unsigned long long u64;
 typedef unsigned __int128 u128;
 
@@ -21,7 +21,7 @@ template <> struct Key<f64> {
 template <> struct Key<bf16> { static inline u64 of(bf16 x) { return Key<f32>::of(load(x)); } };
 template <> struct Key<f16> { static inline u64 of(f16 x) { return Key<f32>::of(load(x)); } };
 
-// 32 bits of key and as many of position, or 64 of each.
+// 32 bits each for key and position, or 64 bits each.
 template <bool wide> struct Words { typedef u64 type; static const int bits = 32; };
 template <> struct Words<true> { typedef u128 type; static const int bits = 64; };
 
@@ -58,7 +58,7 @@ template <class W> static void merge_sort(W* words, W* other, i64 n) {
   if (from != words) for (i64 k = 0; k < n; k++) words[k] = from[k];
 }
 
-// Byte after byte of the key, lowest first; bytes that are the same in all words are left out.
+// A radix sort by the bytes of the key, lowest first; bytes that are equal in all words are skipped.
 template <class W> static void radix_sort(W* words, W* other, i64 n, int low, int bytes) {
   W *from = words, *to = other;
   for (int byte = 0; byte < bytes; byte++) {

@@ -116,10 +116,10 @@ def moved(text: Text, group: Sequence[Block], cut: IndexSetSplit | None, bounds:
     first = group[0]
     if len(group) > 1 or not isinstance(first, Write) or not block_bytes(text, first):
         return False
-    node, *behind = (first,) if cut is None else (piece[0] for piece in cut.pieces)
-    if not moves(node) or len(behind) > 1 or (cut is not None and cut.lane != node.lanes[0]):
+    node, *later_pieces = (first,) if cut is None else (piece[0] for piece in cut.pieces)
+    if not moves(node) or len(later_pieces) > 1 or (cut is not None and cut.lane != node.lanes[0]):
         return False
-    filled = behind[0] if behind else None
+    filled = later_pieces[0] if later_pieces else None
     source, name, kind = node.value, node.tensor.name, ctype(node.tensor.dtype)
     assert isinstance(source, Load)
     at: dict[Expr, Expr] = {lane.symbol: const(0) for lane in node.lanes}

@@ -28,7 +28,7 @@ class Text:
         self.count = 0
         self.laned: dict[Symbol, Bind] = {}
         self.converted: dict[Load | Write, str] = {}
-        """What the current innermost loop reads and writes as float32 instead of in 16 bits."""
+        """Elements that the current innermost loop reads and writes as float32 instead of in 16 bits."""
         self.drawn: dict[Value, str] = {}
         """Random bits that were drawn before the current loops."""
 

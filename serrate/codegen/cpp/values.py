@@ -128,7 +128,7 @@ class Scalars:
     ) -> None:
         self._load, self._held, self._existing, self._index, self._fresh = load, held, existing, index, fresh
         self._ready = ready
-        """What was computed before the loop, and where it is."""
+        """Values computed before the loop, with their names."""
         self.lines: list[str] = []
         self._names: dict[int, str] = {}
         self._kept: list[Value] = []

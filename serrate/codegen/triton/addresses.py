@@ -1,11 +1,12 @@
-"""Addresses in Triton: which parts of an index have 32 bits, and which lanes addresses multiply.
+"""Addresses in Triton: which subexpressions of an index have 32 bits, and which lanes are multiplied in addresses.
 
 In: index expressions, and the lanes that they are computed from. Out: whether lanes must be widened, positions in memory.
 
 An address is a pointer, a scalar and a block of lanes: `T0 + (T1_c0 * 128 + r0o * 8192) + (d1[None, :] + r0i[:, None] * 128)`.
-What is read from memory has 64 bits, and so have arguments and the position in the grid. Lanes are `tl.arange`s and have 32 bits,
-as have the indices of loops whose extent is a number. Triton computes in the wider of two types, so a part has 32 bits only if it
-is computed from these and numbers alone. Such parts have bounds: if one reaches 2^31, what it is computed from is widened first.
+Loaded values, arguments and the position in the grid have 64 bits. Lanes are `tl.arange`s and have 32 bits, and so do the
+indices of loops with constant extents. Triton computes in the wider of two types, so a subexpression has 32 bits only if all of
+its operands are lanes, such indices or constants. All of these have bounds: if a subexpression could reach 2^31, its operands
+are widened first.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _reach(e: Expr, last: Mapping[Symbol, int], found: list[int]) -> int | None:
         reached = last.get(e)
     elif isinstance(e, Sum):
         parts = [(_reach(term, last, found), abs(factor)) for term, factor in e.terms]
-        # Terms are added from the left: some of them may be added up before the first that has 64 bits.
+        # Terms are added from the left, so a 32-bit partial sum may precede the first 64-bit term.
         narrow = sum(own * factor for own, factor in parts if own is not None) + abs(e.constant)
         is_wide = [own is None for own, _ in parts]
         if not all(is_wide):
@@ -61,7 +62,7 @@ def _reach(e: Expr, last: Mapping[Symbol, int], found: list[int]) -> int | None:
         elif isinstance(e, Minimum | Maximum):
             reached = max(own)
         else:
-            # Quotients and remainders are smaller, but not what helper functions compute on the way.
+            # Quotients and remainders are smaller than their operands, but intermediate results of helper functions may not be.
             reached = sum(own)
     if reached is not None:
         found.append(reached)

@@ -1,7 +1,7 @@
-"""Values of statements as Triton blocks.
+"""Prints the values of statements as Triton blocks.
 
-In: values of the loop program. Out: text, and lines that compute it. A value is computed once in each loop body. Where it is
-known what a value is in lanes that a statement masks off, later masks are left out.
+In: values of the loop program. Out: text, and the lines that compute it. A value is computed once in each loop body. If its
+contents in lanes that a statement masks off are known, later masks are omitted.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ValuePrinter(IndexPrinter):
         self.narrow: set[str] = set()
         """Private blocks that are products of 16-bit blocks."""
         self.preferred: dict[int, float] = {}
-        """What loads, by id, should give where their statement is masked off."""
+        """The value that each load, by id, should give where its statement is masked off."""
         self.others: dict[str, float] = {}
-        """What blocks hold there, by name, if that is known."""
+        """The contents of blocks there, by name, if known."""
         self.absent: dict[str, tuple[Guard, float]] = {}
-        """What private blocks hold where a guard fails."""
+        """The contents of private blocks where a guard fails."""
 
     def value(self, value: Value, lanes: Lanes, guard: Guard, *, raw: bool = False) -> str:
         """A value as a block that broadcasts over `lanes`; computed once per loop body."""
@@ -85,7 +85,7 @@ class ValuePrinter(IndexPrinter):
         return self.shared[key]
 
     def held(self, local: Local, lanes: Lanes) -> str:
-        """A private block, spread over `lanes`; of a lane that a loop runs over, the position that it is at."""
+        """A private block, broadcast over `lanes`; for a lane that a loop runs over, only its current position."""
         text, own = local.name, local.lanes
         for lane in (each for each in local.lanes if each.symbol in self.single):
             text = f"tl.sum(tl.where({self.at_lane(lane, own)}, {text}, 0), {own.index(lane)})"
@@ -95,7 +95,7 @@ class ValuePrinter(IndexPrinter):
         return self.spread(text, own, lanes)
 
     def at_lane(self, lane: Lane, lanes: Lanes) -> str:
-        """Where a lane is the one that a loop is at."""
+        """A mask that selects the current position of the loop over a lane."""
         return f"{self.spread(self.single[lane.symbol], (lane,), lanes)} == {self.variables[lane.symbol]}"
 
     def _load(self, value: Load, lanes: Lanes, guard: Guard, raw: bool) -> str:
@@ -160,7 +160,7 @@ class ValuePrinter(IndexPrinter):
         return (special or FUNCTIONS[value.function]).format(*args)
 
     def _scaled(self, value: Value, lanes: Lanes, guard: Guard) -> tuple[str, str] | None:
-        """The block and the number of scores of 16-bit queries and keys, which need not be subtracted exactly."""
+        """The block and the scale, if a value is a scaled product of 16-bit blocks (scores), which need no exact subtraction."""
         if not isinstance(value, Call) or value.function != "mul" or self.missing(value, lanes, guard) is not None:
             return None
         block, scale = value.args
@@ -228,17 +228,17 @@ class ValuePrinter(IndexPrinter):
         return self.lanes_in(value.expr) if isinstance(value, Number) else set()
 
     def missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
-        """What a block that holds a value has where its statement is masked off, if that is known."""
+        """The contents, where the statement is masked off, of a block that holds this value; None if unknown."""
         if isinstance(value, Load) and self.pointer(value.tensor, value.index, lanes)[1] != set(lanes):
             return None
         if isinstance(value, Held):
             asked, number = self.absent.get(value.local.name, ((), None))
-            known = value.local.lanes == lanes and all(_is_asked(g, asked, lanes) for g in guard)
+            known = value.local.lanes == lanes and all(_is_implied(g, asked, lanes) for g in guard)
             return number if known and not self.single else None
         return self.others.get(self.shared.get((id(value), lanes, guard), ""))
 
     def _other(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
-        """What a value that is computed now is where its statement is masked off, if that is known."""
+        """The value that a newly computed value has where its statement is masked off; None if unknown."""
         if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
             return self.preferred.get(id(value), value.other)
         if isinstance(value, Call) and value.function in POWERS:
@@ -255,13 +255,13 @@ class ValuePrinter(IndexPrinter):
 
 
 def _room(condition: Less, counted: Collection[Symbol]) -> Expr | None:
-    """The number of positions of the only counted lane of a condition up to where it fails; None if that is not how it ends."""
+    """The first position of the only counted lane at which a condition fails; None if it does not have this form."""
     (lane,) = condition.symbols & set(counted)
     end = end_of(condition, lane)
     return None if end is None or lane in end.symbols else end
 
 
-def _is_asked(condition: Less, guard: Guard, lanes: Lanes) -> bool:
-    """Whether a condition fails only where a guard does: it is one of its own, or what one of these says of fewer lanes."""
+def _is_implied(condition: Less, guard: Guard, lanes: Lanes) -> bool:
+    """Whether a guard implies a condition: it contains the condition, or one that implies it whatever the other lanes are."""
     others = {lane.symbol for lane in lanes} - condition.symbols
     return any(condition in (g, possible(g, others)) for g in guard)

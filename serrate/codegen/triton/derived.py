@@ -1,17 +1,17 @@
-"""Derived arrays as Triton: all running sums of a program in one launch, or two if there are many components; all tables in
-another. Where there is one block of components and tables are small, all of it in one launch.
+"""Computes derived arrays in Triton: all running sums of a program in one launch, or two if there are many components; all
+tables in one more. If there is one block of components and tables are small, a single launch computes everything.
 
 In: arrays with recipes. Out: the source of a module, and the order of its kernels' arguments. A program takes one block of
-components, or of a table. Where there are several blocks of components, `block_sums` leaves the sum of each in `partial`. In
-`all_arrays`, every program that searches a sum computes it first: all of them store the same numbers.
+components, or of a table. If there are several blocks of components, `block_sums` stores the sum of each in `partial`. In
+`all_arrays`, every program that searches a running sum computes it first; all programs store the same numbers.
 
     offsets of pieces   [0, f(0), f(0) + f(1), ...]     f(c) = pieces of row c
     owners of pieces    [c of piece 0, c of piece 1, ...]
     longest of groups   [max(f(0), ..., f(n - 1)), max(f(n), ...), ...]
     order of components [the c with the least f(c) of the first 1024, the next one, ...]
 
-The length of a row that does not exist is the length of some other row, times 0. The value of an element past the end of an array
-therefore does not matter: it is read as 0.
+The length of a row that does not exist is computed as the length of another row, times 0. So elements past the end of an array
+do not matter; they are read as 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Index expressions, masks and pointers of a kernel as Triton.
+"""Prints the index expressions, masks and pointers of a kernel in Triton.
 
-In: expressions over loop indices and lanes. Out: text, and lines of the kernel. A block has its own lanes, and is broadcast to
+In: expressions over loop indices and lanes. Out: text, and lines of the kernel. A block has its own lanes and is broadcast to
 those of a statement.
 """
 
@@ -38,7 +38,7 @@ class IndexPrinter:
         self.last: dict[Symbol, int] = {}
         """The last value of all that is counted in 32 bits: lanes, and loops whose extent is a number."""
         self.multiplied: set[Symbol] = set()
-        """What addresses multiply."""
+        """The symbols that are multiplied in addresses."""
         self.compared: dict[Lane, str] = {}
         """Lanes that masks compare, and the names of the same lanes of the next block."""
         self.variables: dict[Symbol, str] = {}
@@ -104,9 +104,9 @@ class IndexPrinter:
         return text if block.dtype == torch.int64 else f"{text}.to(tl.int64)"
 
     def _protection(self, e: Element, lanes: Lanes) -> str:
-        """The mask of an element that may belong to a row that does not exist: the conditions on its position. Conditions may
-        read elements too, under masks of their own. Only those that nest no deeper than the index of this element count, so that
-        the recursion ends."""
+        """The mask of an element whose row may not exist: the conditions on its position. Conditions may read elements
+        themselves, under masks of their own; only conditions that nest no deeper than the index of this element are used, so
+        that the recursion ends."""
         place, own = e.index, self.lanes_in(e.index)
         found = (g for g in self.protecting if self.lanes_in(g.left) | self.lanes_in(g.right) <= own)
         near = tuple(g for g in found if g.symbols & place.symbols and _depth(g.left - g.right) <= _depth(place))
@@ -122,7 +122,7 @@ class IndexPrinter:
 
     @contextlib.contextmanager
     def inside(self, guard: Guard) -> Iterator[None]:
-        """What is printed here runs only where these conditions, which have no lanes, hold."""
+        """A context for code that runs only where these conditions, which have no lanes, hold."""
         before, self.entered = self.entered, self.entered | set(guard)
         yield
         self.entered = before
@@ -140,8 +140,8 @@ class IndexPrinter:
 
     @contextlib.contextmanager
     def one_lane(self, s: Symbol, last: Expr) -> Iterator[str]:
-        """What a loop index is called, given its last value. Where it counts the lanes of a block, statements in the loop are
-        about that lane alone."""
+        """The name of a loop index, given its last value. If it counts the lanes of a block, statements in the loop use only the
+        current lane."""
         lanes, variable, before = self.lanes_of.pop(s, None), self.variables.get(s, s.name), self.last.pop(s, None)
         if lanes:
             self.variables[s] = f"{s}_now"
@@ -193,11 +193,11 @@ class IndexPrinter:
         return f"{self.index(here, lanes)}{moved} < sr_number({self.index(of_rows, lanes)})"
 
     def _of_next_blocks(self, here: Expr, mine: Sequence[Symbol]) -> tuple[Expr, int]:
-        """A sum of lanes, in which lanes that addresses multiply are those of the next block, and how much larger it is.
+        """A sum of lanes in which lanes that addresses multiply are replaced by those of the next block, and the difference.
 
         A thread holds several positions of a lane, which differ by constants: s, s + 8, s + 16. LLVM moves the constants out of
-        the products in addresses, so that one register serves all of them, but only if nothing else uses s + 8. So masks compare
-        the lanes of the next block, s + 64 + 8.
+        the products in addresses, so that one register serves all positions, but only if s + 8 has no other uses. Masks therefore
+        compare the lanes of the next block, s + 64 + 8.
         """
         next_, further = dict[Expr, Expr](), 0
         for s in (s for s in mine if s in self.multiplied):
@@ -228,7 +228,7 @@ class IndexPrinter:
 
 
 def _depth(expr: Expr) -> int:
-    """How many elements, each read at a place that the next one gives, an expression needs."""
+    """The depth of indirection of an expression: how many reads are nested in each other's indices."""
     inside = max(map(_depth, expr.operands), default=0)
     return inside + (isinstance(expr, Element) and not expr.array.local)
 

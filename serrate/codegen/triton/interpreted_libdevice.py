@@ -1,4 +1,4 @@
-"""The functions of libdevice that generated Triton calls, for Triton's interpreter, which has none of them: computed by torch.
+"""Replacements, in torch, for the libdevice functions that generated Triton calls: Triton's interpreter does not have them.
 
 In: blocks of the interpreter. Out: a block. Interpreted modules import this module under the name `libdevice`.
 """

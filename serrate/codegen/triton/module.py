@@ -110,7 +110,7 @@ def signature_line(launch: Launch, names: Mapping[Array, str], more: Sequence[st
 
 
 def descriptors_of(dot: Dot) -> Iterator[Descriptor]:
-    """What the boxes of a product are read from."""
+    """The descriptors of the boxes of a product."""
     rows, columns, depth = dot.lanes
     for value, lane in ((dot.left, rows), (dot.right, columns)):
         if isinstance(value, Boxed) and (box := box_of(value, (lane, depth))) is not None:
@@ -118,7 +118,7 @@ def descriptors_of(dot: Dot) -> Iterator[Descriptor]:
 
 
 def box_names(descriptors: Iterable[Descriptor]) -> dict[Descriptor, str]:
-    """What boxes are read from, each once, and the names of these arguments."""
+    """The descriptors that boxes are read from, without duplicates, and their argument names."""
     names: dict[Descriptor, str] = {}
     for descriptor in descriptors:
         alike = sum(d.tensor is descriptor.tensor for d in names if d != descriptor)
@@ -127,6 +127,6 @@ def box_names(descriptors: Iterable[Descriptor]) -> dict[Descriptor, str]:
 
 
 def descriptor_of(tensor: Tensor, box: MatrixBox) -> Descriptor:
-    """What a box of a tensor is read from."""
+    """The descriptor of a box of a tensor."""
     row, column = box.sides
     return Descriptor(tensor, box.rows, box.columns, (row.size, column.size))

@@ -1,7 +1,7 @@
-"""Checks on a GPU as Triton, one launch each.
+"""Checks that run on a GPU, in Triton, one launch each.
 
 In: nothing. Out: the source of a module with two kernels. In `summary`, one program reads all offsets and writes what `validate`
-needs: the first, the last, the shortest and the longest length. `report` writes numbers that other kernels computed.
+needs: the first and the last offset, the shortest and the longest length. `report` writes numbers that other kernels computed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BLOCK = 4096
 NUMBERS = 4
 """How many numbers are written."""
 UNSET = -(1 << 63)
-"""No number that is written: memory that holds it waits for one."""
+"""A value that is never written, which marks memory that has not been written yet."""
 
 
 def print_checks() -> str:

@@ -1,4 +1,4 @@
-"""Loads in flight: how many blocks the loops of a kernel load ahead, and which loads are the last of their memory.
+"""Pipelining: how many blocks the loops of a kernel load ahead, and which loads are the last to read their memory.
 
 In: the statements of a kernel. Out: numbers of stages for Triton's software pipelining; the loops that read an input last.
 """
@@ -16,11 +16,11 @@ from serrate.ir.values import Role, Tensor
 STAGES, ROW_STAGES = 4, 3
 """Blocks of a matrix product in flight: in a loop over as many as a number says, and over those of a row, which may be few."""
 CHAINED_STAGES = (3, 2)
-"""The same of products that feed each other: the first that lets two programs share a multiprocessor, else the last."""
+"""The same for chained products: the first number that lets two programs share a multiprocessor, else the last."""
 HALF_SHARED = 113 << 10
 """Bytes of shared memory that each of two programs on a multiprocessor may have."""
 IN_FLIGHT = 96 << 10
-"""The most bytes that a loop which only reduces keeps in flight: they take shared memory."""
+"""The most bytes that a loop of reductions keeps in flight: they occupy shared memory."""
 
 
 def product_stages(body: Sequence[Node], loop: For | None = None) -> int | None:
@@ -54,7 +54,7 @@ def bytes_of(body: Sequence[Node]) -> int:
 
 
 def last_reads(body: Sequence[Node]) -> set[tuple[int, Tensor]]:
-    """The loops, by id, that read an input after another loop beside them has: the last to need it. A loop and the block that was
+    """The loops, by id, that are the last to read an input that an earlier sibling loop reads too. A loop and the block that was
     taken out of its end are one. Blocks of products are read by other programs too."""
     loops: list[list[Node]] = []
     for node in body:

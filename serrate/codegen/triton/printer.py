@@ -1,8 +1,8 @@
-"""Loop programs as Triton: grid loops are programs, serial loops are loops, blocks are block operations.
+"""Prints loop programs in Triton: grid loops become programs, serial loops become loops, blocks become block operations.
 
-In: a loop program. Out: Python source of one module with a `@triton.jit` function for each kernel, and how to launch them.
-Only `triton.language` is used, and the device's math library through it. Lanes are `tl.arange`s; a value has its own lanes and is
-broadcast to a statement's.
+In: a loop program. Out: Python source of one module with a `@triton.jit` function per kernel, and how to launch them. Generated
+code uses only `triton.language`, and the device's math library through it. Lanes are `tl.arange`s; a value has its own lanes and
+is broadcast to those of a statement.
 """
 
 from __future__ import annotations
@@ -166,11 +166,11 @@ class _TritonPrinter(ValuePrinter):
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
         self.read_blocks: dict[tuple[int, frozenset[Lane], Guard], tuple[str, Lanes]] = {}
-        """Blocks of products that were read in the body at hand, and their lanes: another product may take one transposed."""
+        """Blocks of products that were read in the current body, with their lanes: another product may use one transposed."""
 
     def run(self, *, alone: bool = True) -> tuple[str, Launch]:
-        """The text of a function, and its launch. Unless it is `alone`, it is told which of how many programs it is: the `first`
-        position that it takes of the grid, and the `step` from there to its next one if programs share the grid."""
+        """The text of a function, and its launch. Unless it is `alone`, it has two more arguments: the `first` grid position of
+        this program and, if programs share the grid, the `step` to its next position."""
         kernel, body, every = self.kernel, self.kernel.body, self.every
         tensors = self._tensors(every)
         arrays = self._arrays(every)
@@ -184,7 +184,7 @@ class _TritonPrinter(ValuePrinter):
             self.last[lane.symbol] = lane.size - 1
             self.put(f"{self.variables[lane.symbol]} = tl.arange(0, {lane.size})")
         self.multiplied = multiplied(every)
-        # A number that fits 32 bits is passed in 32, and its product with another need not fit.
+        # Triton passes numbers that fit in 32 bits as 32-bit arguments, but their products may not fit.
         for s in symbols:
             self.put(f"{s} = sr_wide({s})")
         grid, shared = self._body(body, alone)
@@ -315,7 +315,7 @@ class _TritonPrinter(ValuePrinter):
             self._block(node)
 
     def _range(self, node: For, extent: str) -> str:
-        """What a loop runs over; loads of blocks that only a reduction needs are kept in flight."""
+        """The range of a loop; loads of blocks that only a reduction needs are kept in flight."""
         if node.brief:
             return f"tl.range(0, {extent}, num_stages=1)"
         stages = min(self.stages, IN_FLIGHT // max(bytes_of(node.body), 1))
@@ -366,7 +366,7 @@ class _TritonPrinter(ValuePrinter):
         blocks, self.read_blocks = self.read_blocks, {}
         factors = {**self.factors}
         for local in (x for node in nodes(tuple(body)) for x in written_by(node)):
-            # In a second iteration it holds what the first has left.
+            # In the second iteration it holds the result of the first.
             self.absent.pop(local.name, None)
         with contextlib.ExitStack() as scope:
             for node in body:
@@ -607,7 +607,7 @@ class _TritonPrinter(ValuePrinter):
         wide = carried_dtype(value.dtype)
         if isinstance(value, Load) and self.pointer(value.tensor, value.index, lanes)[1] == set(lanes):
             return self._read_once(value, lanes, own), wide if self.interpreted else value.dtype
-        # What a prologue makes of a masked zero need not be zero.
+        # A prologue need not map a masked zero to zero.
         mask = self.mask(own, lanes, set(lanes))
         text = self.full(value, lanes, own)
         text = f"tl.where({mask}, {text}, 0)" if mask and self.missing(value, lanes, own) != 0 else text
@@ -635,15 +635,15 @@ def _reads_wide(operands: Sequence[tuple[Value, torch.dtype]], narrow: torch.dty
 
 
 def _only_loop(body: Sequence[Node]) -> For | None:
-    """The grid loop of a body that has only names besides; None for any other body."""
+    """The grid loop of a body that contains nothing else but names; None for any other body."""
     loop = body[-1] if body else None
     alone = isinstance(loop, For) and loop.kind is GRID and all(isinstance(n, Bind) for n in body[:-1])
     return loop if alone and isinstance(loop, For) else None
 
 
 def _unscaled(node: Reduce) -> tuple[Value, str]:
-    """What a maximum or minimum is of, and what to multiply it by afterwards: the same as of scaled elements, to the bit, because
-    rounding keeps their order."""
+    """The operand of a maximum or minimum without its scale, and the factor to apply to the result instead. The bits are the
+    same, because rounding is monotonic."""
     value = node.value
     if node.operator not in ("max", "min") or not isinstance(value, Call) or value.function != "mul":
         return value, ""

@@ -103,7 +103,7 @@ REDUCERS = {
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """Which version of a function is for a dtype."""
+    """The version of a function for a dtype."""
     if dtype == torch.bool:
         return "truth"
     if not dtype.is_floating_point:

@@ -26,7 +26,7 @@ TORCH = str(Path(torch.__file__).parent)
 
 
 BlockSite = tuple[CodeType, int, int]
-"""Where in the code a block size is requested, and which one at that place."""
+"""The place in the code that requests a block size, and the number of the request at that place."""
 
 
 class NamedBlock:
@@ -57,7 +57,7 @@ class BlockSizes:
     """The block sizes of one kernel call, assigned in the order of first request."""
 
     depth = 0
-    """How many loops over tiles are open."""
+    """The nesting depth of loops over tiles."""
 
     def __init__(self, blocks: tuple[int | None, ...], block: int | str) -> None:
         self.blocks = blocks

@@ -1,7 +1,7 @@
 """Random numbers in kernels: functions of a seed and of the positions of lanes.
 
-In: tiles and a seed. Out: random numbers for every lane. The seed of a row is made of the seed that is given and of the row's
-position, dim by dim; so a lane's bits depend on no extent, no block size and no length of other rows.
+In: tiles and a seed. Out: random numbers for every lane. The seed of a row is derived from the caller's seed and the row's
+position, dim by dim, so a lane's bits do not depend on extents, block sizes or the lengths of other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOW = 0xFFFFFFFF
 
 
 def random_bits(seed: Any, word: Any, position: Any) -> torch.Tensor:
-    """32 random bits for each position, as int32: the function that machines give a meaning to, on plain tensors."""
+    """32 random bits for each position, as int32: the definition, on plain tensors; machines implement it for tiles."""
     return philox.random_bits(*(torch.as_tensor(x, device="cpu") for x in (seed, word, position)))
 
 

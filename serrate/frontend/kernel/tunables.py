@@ -17,7 +17,7 @@ class Fragment(Protocol):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """All of them, the smaller ones first where they have an order."""
+        """All values, in increasing order if they have one."""
 
     @property
     def default(self) -> Any:
@@ -111,7 +111,7 @@ def _require(name: str, low: int, high: int, default: int | None) -> None:
 
 
 def fragment_of(name: str, choices: Any) -> Fragment:
-    """What `hl.register_tunable` was given; a plain sequence is an enumeration.
+    """The argument of `hl.register_tunable` as a fragment; a plain sequence is an enumeration.
 
     >>> fragment_of("unroll", (1, 2, 4)).values
     (1, 2, 4)

@@ -56,7 +56,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def instead(name: str) -> str:
-    """What to write instead of a function that tiles do not support."""
+    """A replacement for a function that tiles do not support."""
     if name.endswith("_"):
         return f"tile values cannot be changed in place; write x = x.{name[:-1]}(...)"
     known = {
@@ -104,7 +104,7 @@ def loop_bounds(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step
 
 
 def regroup(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Which dims of a shape become which dims of another: the smallest runs with equally many elements.
+    """Matches the dims of two shapes: the smallest runs with equally many elements.
 
     >>> regroup([2, 3, 8], [2, 3, 4, 2])
     [([0], [0]), ([1], [1]), ([2], [2, 3])]

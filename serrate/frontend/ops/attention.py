@@ -1,7 +1,7 @@
 """Attention of sequences of different lengths, each to itself or to another: nothing is padded, and no scores are kept.
 
-In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. Written out as sums of values
-weighted by the exponentials of scores, which are then scaled; schedules make one pass over blocks of keys of it
+In: queries, keys and values, `[..., rows, features]`. Out: one row of features for each query. The definition sums values
+weighted by the exponentials of scores, then scales the sums; schedules turn it into one pass over blocks of keys
 (`schedule/strategies/contractions.py`).
 """
 
@@ -60,8 +60,9 @@ def attention(
     - `mask`: added, or, if it is bool, where a query sees a key. `[queries, keys]` for all sequences, or with dims before them
     - `is_causal`: query number `i` sees the keys up to number `i`; with "lower_right", the last query sees the last key
     - `window`: and of those only the last `window`
+
     With `enable_gqa`, several heads of queries share a head of keys and values. A query that sees no key gets zeros. With
-    `dropout_p`, each weight is 0 with that probability, and the others are larger for it; `seed` as in `ops.dropout`.
+    `dropout_p`, each weight is 0 with that probability, and the others are scaled up accordingly; `seed` as in `ops.dropout`.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
@@ -183,7 +184,7 @@ def _masked(scores: TensorView, mask: TensorView) -> TensorView:
 
 
 def _seen(queries: IterDomain, keys: IterDomain, is_causal: bool | Corner, window: int | None) -> Value | None:
-    """Which keys a query sees, by index; None for all."""
+    """The condition under which a query sees a key, by index; None if it sees all."""
     if not is_causal and window is None:
         return None
     place, number = position(queries), position(keys)

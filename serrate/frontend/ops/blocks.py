@@ -15,7 +15,7 @@ from serrate.frontend.shapes import shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, maximum
 from serrate.ir.fusion import Equal
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.ragged_transforms import regroup as domain_regroup
 from serrate.ir.recipes import RunningSum
@@ -63,11 +63,11 @@ def permute(x: TensorView, *dims: int) -> TensorView:
     if sorted(order) != list(range(x.ndim)):
         raise ShapeError(f"permute: expected every dim of {x.ndim} once, got {order}")
     for k, dim in enumerate(order):
-        behind = next((c for c in counting(x, dim) if c in order[k + 1 :]), None)
+        counter = next((c for c in counting(x, dim) if c in order[k + 1 :]), None)
         # Dims that index the same rows may be swapped; the rows must stay after all of them.
-        if behind is not None and not counted(x, dim):
+        if counter is not None and not counted(x, dim):
             raise ShapeError(
-                f"permute: dim {dim} of {shown(x)} is ragged and must stay after dim {behind}, which counts its rows; got the "
+                f"permute: dim {dim} of {shown(x)} is ragged and must stay after dim {counter}, which counts its rows; got the "
                 f"order {tuple(order)}"
             )
     moved, changed = _moved_blocks(x, order)

@@ -57,7 +57,7 @@ def stand_in(operand: Operand) -> Any:
         # Not on the meta device, where torch's functions import its compiler, which takes seconds.
         return torch.ones((2,) * operand.ndim, dtype=operand.dtype, device="cpu")
     if isinstance(operand, complex | str) or not hasattr(operand, "__float__") or getattr(operand, "ndim", None):
-        raise NoOperand(f"an operand must be a tensor or a real number, got {described(operand)}")
+        raise InvalidOperand(f"an operand must be a tensor or a real number, got {described(operand)}")
     if isinstance(operand, int) and abs(operand) > sys.float_info.max:
         raise DtypeError(f"no dtype can hold an integer of {operand.bit_length()} bits")
     # Integers that torch cannot hold, or cannot divide by, promote like any other.
@@ -96,7 +96,7 @@ def is_number(operand: Operand) -> bool:
     return isinstance(operand, Lifted | Size) or not isinstance(operand, TensorView)
 
 
-class NoOperand(CallError):
+class InvalidOperand(CallError):
     """An operand that is neither a tensor nor a number."""
 
 

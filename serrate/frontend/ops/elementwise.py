@@ -62,7 +62,8 @@ def as_dtype(value: Value, dtype: torch.dtype) -> Value:
 
 
 def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand) -> TensorView:
-    """An operation on scalars alone, some of them read by the program: computed with Python's precision, and a scalar again."""
+    """An operation on scalars only, some of them read by the program: computed with Python's precision; the result is a
+    scalar."""
     kinds = [torch.float64 if type(stand_in(n)) is float else torch.int64 for n in numbers]
     stands = [torch.tensor(stand_in(n), dtype=kind, device="cpu") for n, kind in zip(numbers, kinds, strict=True)]
     dtype = torch_function(*stands).dtype
@@ -72,7 +73,7 @@ def _of_numbers(name: str, torch_function: Callable[..., Any], *numbers: Operand
 
 
 def unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView], TensorView]:
-    """The operation that is one function of the IR, with the dtypes of torch's."""
+    """Makes an operation from one function of the IR, with the dtypes of the torch function."""
 
     def operation(x: TensorView) -> TensorView:
         if isinstance(x, Lifted):
@@ -86,7 +87,7 @@ def unary(name: str, torch_function: Callable[..., Any]) -> Callable[[TensorView
 
 
 def binary(name: str, torch_function: Callable[..., Any]) -> Callable[[Operand, Operand], TensorView]:
-    """Likewise, of two operands."""
+    """Likewise, for two operands."""
     comparison = name in ("lt", "le", "gt", "ge", "eq", "ne")
 
     def operation(a: Operand, b: Operand) -> TensorView:

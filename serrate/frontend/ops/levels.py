@@ -114,11 +114,11 @@ class _Level:
 
     dim: int
     size: Expr
-    """Its number of positions in each position outside it, if that is the same number everywhere."""
+    """The number of its positions per position of the enclosing level, if it is constant."""
     offsets: Array | None
-    """Otherwise where they begin, for each position outside it."""
+    """Otherwise their starts, per position of the enclosing level."""
     total: Expr
-    """Its number of positions altogether."""
+    """Its total number of positions."""
 
 
 class _Levels:
@@ -214,7 +214,7 @@ class _Levels:
                 names = (fusion.fresh("c"), fusion.fresh("r"))
                 flat, found[level.dim] = partition(flat, level.offsets, outside.total, names=names, program=fusion.identity)
             return {levels[0].dim: flat, **found}, every
-        # Equal parts of all positions outside them own the rows inside together with those.
+        # Levels with equally many parts own the inner rows together with the enclosing levels.
         inside = levels[regular + 1 :]
         identity = identity_of(inside[0].offsets, fusion.identity) if inside and inside[0].offsets is not None else None
         found, every = self._nested(levels[:regular])

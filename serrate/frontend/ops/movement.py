@@ -454,7 +454,7 @@ def _pad_rows(x: TensorView, dim: int, before: int, after: int) -> TensorView:
 
 
 def _clamped(position: Expr, size: Expr) -> Expr:
-    """The nearest position that exists. For rows that are empty: their lengths are those of some row, times 0."""
+    """The nearest position that exists; for empty rows, whose length is computed as that of another row, times 0."""
     return maximum(minimum(position, size - 1), 0)
 
 

@@ -15,7 +15,7 @@ from serrate.frontend.ops.movement import pulled
 from serrate.frontend.ops.structure import set, viewed
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import IterDomain
-from serrate.ir.order import in_order
+from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
 from serrate.ir.storage import storage_of
 from serrate.ir.values import Place, Tensor, call, computed, constant, index_of
@@ -89,7 +89,7 @@ class ViewStructure:
 
     @property
     def levels(self) -> int:
-        """How many ragged dims there are."""
+        """The number of ragged dims."""
         return len(self._rows)
 
     @property
@@ -102,7 +102,7 @@ class ViewStructure:
         return _lengths(self._view, self._level(level))
 
     def num_rows(self, level: int = -1) -> Size | int:
-        """How many rows a level has."""
+        """The number of rows of a level."""
         count = self._level(level).component.extent_expr
         return Size(count, self._view.fusion) if count.value is None else count.value
 
@@ -133,7 +133,7 @@ class ViewStructure:
 
 
 def structure_of(x: TensorView) -> ViewStructure:
-    """`jt.structure`: what is known of the rows of a traced tensor."""
+    """`jt.structure` of a traced tensor."""
     _ragged("structure", x)
     return ViewStructure(x)
 

@@ -9,7 +9,7 @@ import torch
 
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import apart, match, under
-from serrate.frontend.ops.common import NoOperand, require_equal
+from serrate.frontend.ops.common import InvalidOperand, require_equal
 from serrate.frontend.ops.elementwise import add, as_dtype, typed
 from serrate.frontend.ops.structure import squeeze, unsqueeze
 from serrate.frontend.shapes import both, shown
@@ -38,7 +38,7 @@ def matmul(x: TensorView, w: TensorView) -> TensorView:
     """
     for side in (x, w):
         if not isinstance(side, TensorView):
-            raise NoOperand(f"both operands must be tensors, got {side!r} of type {type(side).__name__}")
+            raise InvalidOperand(f"both operands must be tensors, got {side!r} of type {type(side).__name__}")
     if w.ndim == 1 and x.ndim > 1:
         return squeeze(matmul(x, unsqueeze(w, 1)), -1)
     if x.ndim == 1 and w.ndim > 1:

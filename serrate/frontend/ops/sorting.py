@@ -48,7 +48,7 @@ def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndice
     """`torch.sort`, always stable: the sorted elements along `dim`, and their original positions; NaN is the largest.
 
     In a ragged dim every row is sorted separately. Along a dim that counts rows, elements of different rows are sorted, at each
-    position for itself: rows that end before it are left out, and keep their lengths.
+    position separately: rows that end before it are skipped, and keep their lengths.
 
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:

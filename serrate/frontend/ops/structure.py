@@ -119,31 +119,31 @@ def as_product(
     stored: tuple[IterDomain, ...]
     if starts is not None:
         area = product(first, second, bound=extent) if packed else first
-        stored, behind = (spread(component, area, _array(starts), extent),), dim + 1
+        stored, after_dim = (spread(component, area, _array(starts), extent),), dim + 1
         fusion.checks.append(Products(_array(rows), widths, extent, _array(starts), packed))
     elif packed:
-        stored, behind = (combine(component, product(first, second, total=extent)),), dim + 1
+        stored, after_dim = (combine(component, product(first, second, total=extent)),), dim + 1
         fusion.checks.append(Products(_array(rows), widths, extent))
     else:
-        stored, behind = x.tensor.storage[dim : dim + 1], dim + 1
+        stored, after_dim = x.tensor.storage[dim : dim + 1], dim + 1
         fusion.checks.append(Products(_array(rows), widths, extent, packed=False))
     if not packed:
         width = x.domains[dim + 1].extent_expr
-        stored, behind = (*stored, cover(second, width)), dim + 2
+        stored, after_dim = (*stored, cover(second, width)), dim + 2
         fusion.checks.append(AtLeastLongest(width, second, f"as_product: dim {dim + 1}, which holds the columns,"))
-    if [d.uid for d in x.tensor.storage[:behind]] != [d.uid for d in x.domains[:behind]]:
+    if [d.uid for d in x.tensor.storage[:after_dim]] != [d.uid for d in x.domains[:after_dim]]:
         raise ShapeError(
             f"as_product: dims up to dim {dim} of {shown(x)} are not contiguous in memory; copy it first with ops.set"
         )
-    storage = (*x.tensor.storage[:dim], *stored, *x.tensor.storage[behind:])
-    logical = (*x.domains[:dim], component, first, second, *x.domains[behind:])
+    storage = (*x.tensor.storage[:dim], *stored, *x.tensor.storage[after_dim:])
+    logical = (*x.domains[:dim], component, first, second, *x.domains[after_dim:])
     return fusion.view(Tensor(fusion.fresh("T"), x.dtype, logical, storage, x.tensor.role, base=x.tensor.memory))
 
 
 def rows_under(
     component: IterDomain, offsets: Array, name: str, bound: Expr | None = None, pairing: Hashable = None
 ) -> RaggedIterDomain:
-    """Rows of a component by offsets, beside other rows that it has; they have the component's identity unless given another."""
+    """Further rows of a component, by offsets; they get the component's identity unless another is given."""
     return RaggedIterDomain(
         offsets[component.extent_expr],
         name=name,

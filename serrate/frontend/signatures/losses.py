@@ -400,7 +400,7 @@ def _refuse_deprecated(name: str, size_average: Deprecated, reduce: Deprecated) 
 
 
 def _exact(x: TensorView) -> TensorView:
-    """In the dtype that losses are computed in."""
+    """A tensor in the dtype that losses are computed in."""
     return typed(x, carried_dtype(x.dtype)) if x.dtype.is_floating_point else x
 
 

@@ -31,7 +31,16 @@ from serrate.lower.passes.common import Body, blocks_read, effects, inward, is_a
 
 def barriers(program: LoopProgram) -> LoopProgram:
     """Adds barriers between accesses of a worker to the same memory."""
-    return per_kernel(program, lambda k: _Worker(k.body).body(k.body))
+    return per_kernel(program, lambda k: _Worker(k.body).body(k.body) if _may_conflict(k.body) else k.body)
+
+
+def _may_conflict(body: Body) -> bool:
+    """Whether any memory is stored to and read, or stored to twice, or at a computed index. Few programs do that."""
+    stores = [n for n in effects(body) if isinstance(n, Write)]
+    stored = {n.tensor.memory for n in stores}
+    read = {a.place.memory for n in effects(body) for a in _accesses(n) if not a.stores}
+    computed = {x.name for n in effects(body) for x in written_by(n)}
+    return len(stores) > len(stored) or bool(stored & read) or any(names_in(*n.index) & computed for n in stores)
 
 
 @dataclass(frozen=True)

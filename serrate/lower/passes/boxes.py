@@ -1,12 +1,12 @@
 """Boxes: operands of matrix products that a copy engine may read.
 
-In: a loop program. Out: the same; reads of operands that are boxes of their tensors (`analysis/boxes.py`) say so. A copy engine
-leaves nothing out, so an operand may lack positions only along the lane that the product keeps: what it holds there reaches no
+In: a loop program. Out: the same, with reads of operands marked that are boxes of their tensors (`analysis/boxes.py`). A copy
+engine cannot mask positions, so an operand may have holes only along the lane that the product keeps: there they affect no
 result that exists.
 
     [m:128, n:256, k:64] t += x[m, k] @ w[k, n]  where m < rows    ->    .. += box x[m, k] @ box w[k, n]  where m < rows
 
-Programs are printed with or without boxes: not all devices have copy engines, and not all memory is aligned as they ask.
+Programs are printed with or without boxes, because not all devices have copy engines and not all memory is aligned.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from serrate.ir.values import Tensor, Value
 from serrate.lower.passes.common import Body, inward, kept, per_kernel
 
 LEAST = 16 << 10
-"""Bytes of the smallest block for which a copy engine is faster than addresses: programs wait for each block that it brings."""
+"""Bytes of the smallest block for which a copy engine is faster than pointer loads: programs wait for each of its blocks."""
 NARROW = 2
-"""Bytes of the elements that matrix units read from the memory that copy engines fill."""
+"""Bytes of the elements that matrix units read from shared memory, which copy engines fill."""
 
 
 def boxes(program: LoopProgram) -> LoopProgram:

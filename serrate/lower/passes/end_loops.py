@@ -5,11 +5,11 @@ In: a loop program. Out: the same, with tighter loop bounds:
     serial r < longest:  t sum= x[r]  where r < len[c]      ->   serial r < min(longest, len[c]):  t sum= x[r]  where r < len[c]
     serial r < n:  t sum= x[r]  where k < r + 1             ->   serial r < n - k:  t sum= x[r + k]  where k < r + k + 1
 
-Skipping what does not exist changes nothing: a reduction does not count it, a store does not write it, and a carried value rests
-(`Assign.rests`). A loop continues for a store that is not guarded by the row's length, and for a carried value that something
-else still feeds. If lanes hold several rows, the loop runs to the end of the longest, unless the schedule already bounds it. A
-grid loop ends early only by conditions on its own index. On targets with branches, the other conditions that all stores of a
-worker share are tested once before its body, and so are read conditions that are the same in all lanes.
+Skipping positions that do not exist changes nothing: reductions do not count them, stores do not write them, and carried values
+rest (`Assign.rests`). A loop continues for a store that is not guarded by the row's length, and for a carried value that
+something else still feeds. If lanes hold several rows, the loop runs to the end of the longest, unless the schedule already
+bounds it. Only conditions on its own index end a grid loop early. On targets with branches, other conditions that all stores of
+a worker share are tested once before its body, and so are read conditions that are the same in all lanes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Ending:
         """The body of a worker, skipped if none of its stores writes an element."""
         writes = [n for n in nodes(body) if isinstance(n, Write)]
         lanes = {lane.symbol for n in writes for lane in n.lanes}
-        own = _Own(body)
+        own = _Defined(body)
         asked: list[Less] = []
         for guard in writes[0].guard if writes else ():
             loose = loosest(guard, lanes) if all(guard in w.guard for w in writes) else None
@@ -139,8 +139,8 @@ class _Ending:
         return (If(tuple(asked), made, ()),) if asked else made
 
 
-class _Own:
-    """What statements introduce: loops, names and private blocks, none of which is defined before them."""
+class _Defined:
+    """The loop indices, names and private blocks that statements define."""
 
     def __init__(self, body: Body) -> None:
         self.symbols = {n.symbol for n in nodes(body) if isinstance(n, For | Bind)}
@@ -152,7 +152,7 @@ class _Own:
 
 
 class _End:
-    """Where a loop can end, if that is known: the first position past which nothing exists; and where it can start.
+    """The end of a loop, if known: the first position past which nothing exists; and its start.
 
     Also the statements that compute it, the conditions under which these are safe, and the conditions that the new bound
     implies. With `alone`, only conditions without inner loops and lanes count.
@@ -166,7 +166,7 @@ class _End:
         self.met: list[Less] = []
         self.asked: Guard = ()
         statements = effects(loop.body)
-        self.own = _Own(loop.body)
+        self.own = _Defined(loop.body)
         self.guarded = [s for s in statements if any(loop.symbol in g.symbols for g in s.guard)]
         # A value that outlives the iteration keeps the loop going, unless nothing feeds it.
         self.lasting = [
@@ -259,7 +259,7 @@ def _fitted(loop: For) -> bool:
     return any(isinstance(e, Element) and e.index.symbols for e in loop.extent.walk())
 
 
-def _shared_tests(body: Body, own: _Own) -> Guard:
+def _shared_tests(body: Body, own: _Defined) -> Guard:
     """Read conditions that are the same in all lanes and can be tested before the worker's body."""
     statements = effects(body)
     values = [v for n in statements if n.lanes for v in values_of(n)]

@@ -1,8 +1,8 @@
 """Factor operands: an operand of a matrix product is computed by fewer operations per element.
 
-In: a loop program. Out: the same; a common factor of two terms is multiplied once, and a number that scales an operand scales
-the sums instead, which are far fewer. The results differ in rounding alone, so an operand that is rounded to float16 is scaled
-before: it would overflow without its factor, or lose the digits of small numbers.
+In: a loop program. Out: the same; a common factor of two terms is multiplied once, and a constant scale of an operand is applied
+to the sums instead, which are far fewer. Results differ only in rounding. The exception are operands that are rounded to
+float16, which keep their scale: without it they could overflow, or underflow.
 
     serial k:  t += (a*p + b*p)*0.5 @ y[k]              serial k:  t += (a + b)*p @ y[k]
     z = t                                        ->     z = t*0.5
@@ -33,7 +33,8 @@ def _factored(body: Body) -> Body:
 
 
 def _with_common_factor(value: Value) -> Value | None:
-    """a*p + b*p as (a - -b)*p. Triton would make b of a + b the initial value of a product a, and then wait for it at once."""
+    """a*p + b*p as (a - -b)*p. For a + b, Triton would use b as the initial accumulator of the product a, and wait for it at
+    once."""
     if not isinstance(value, Call) or value.function not in ("add", "sub") or not value.dtype.is_floating_point:
         return None
     left, right = value.args

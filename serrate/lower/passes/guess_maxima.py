@@ -7,12 +7,12 @@ In: a loop program. Out: the same, with a row's exponentials taken relative to t
                                                 far max= whether that is too high
                                                 if 0 < far:  both loops as before
 
-Only m + log t matters, so any m will do as long as no x is far above it: e^(x - m) must not overflow, and log t must not grow so
-large that rounding shows. A NaN makes t NaN either way; an infinity is too far above any guess, and is never a guess itself. If
-all results have sixteen bits, the exponentials need only a few bits more.
+Only m + log t matters, so any m works as long as no x is far above it: e^(x - m) must not overflow, and log t must not become so
+large that rounding errors are visible. A NaN makes t NaN either way; an infinity is too far above any guess, and is never a guess
+itself. If all results have 16 bits, the exponentials need only a few more bits than that.
 
-m must not matter by itself. A maximum that starts at the least finite number is the shift of a softmax, so this holds. For any
-other maximum, `lower/shifts.py` checks all statements that follow.
+Nothing else may depend on m. For a maximum that starts at the lowest finite number, the shift of a softmax, this always holds.
+For any other maximum, `lower/shifts.py` checks all following statements.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from serrate.lower.passes.common import Body, effects, inward, kept, per_kernel
 from serrate.lower.shifts import is_shift
 
 HEAD = 16
-"""How many positions at the start of a row's block the guess is the maximum of."""
+"""The guess is the maximum of this many positions at the start of a row's block."""
 POWERS = ("exp_diff", "exp_below")
 """Functions that compute e^(x - m) for x <= m."""
 

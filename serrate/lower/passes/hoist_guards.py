@@ -17,7 +17,7 @@ from serrate.lower.passes.end_loops import settled
 
 
 def hoist_guards(program: LoopProgram) -> LoopProgram:
-    """Tests conditions that a loop does not change before it."""
+    """Hoists loop-invariant conditions out of loops."""
     return per_kernel(program, lambda k: _body(k.body))
 
 

@@ -1,7 +1,7 @@
-"""Join launches: one launch for short rows and for the pieces of long ones, instead of one for each.
+"""Join launches: a single launch for short rows and for the pieces of long ones.
 
 In: a loop program. Out: the same; a kernel over a work list that is mostly empty is joined with the kernel before it, if they are
-independent and have no matrix products, which take all registers. The first programs share the list, so that long rows start
+independent and have no matrix products, which need all registers. The first programs share the list, so that long rows start
 early; each of the others takes one position of the other grid.
 
     kernel a: grid c < n: s;   kernel b: grid p < parts[n]: t   ->   kernel a: (grid p < parts[n]: t;  grid c < n: s)

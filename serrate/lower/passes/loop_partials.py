@@ -1,7 +1,7 @@
 """Loop partials: every lane of a block keeps a partial result around a loop, and lanes are combined after it.
 
-In: a loop program. Out: the same; a reduction that nothing reads inside its loop does not combine lanes in every iteration, which
-costs a GPU exchanges between threads and keeps loads from being pipelined:
+In: a loop program. Out: the same; a reduction that nothing reads inside its loop combines its lanes once, after the loop. In
+every iteration, that would cost a GPU exchanges between threads and prevent pipelined loads:
 
     serial k < n:  [r:64, d:64] t sum= x[k*64 + r, d]   ->   t_lanes<r:64, d:64> = 0
                                                              serial k < n:  [r:64, d:64] t_lanes sum= x[k*64 + r, d]

@@ -144,14 +144,14 @@ class _Namer:
 
 
 def _owners(e: Expr) -> Expr | None:
-    """How many rows there are, if an expression is the row that owns a position: found by a search, or looked up in a table."""
+    """The number of rows, if an expression is the owner of a position, found by a search or in a table; else None."""
     if isinstance(e, Search):
         return e.count
     return e.array.recipe.count if isinstance(e, Element) and isinstance(e.array.recipe, Owners) else None
 
 
 def _below(index: Symbol, extent: Expr) -> Iterator[Less]:
-    """What a loop implies: its index is below its extent, and below both operands if that is a minimum."""
+    """The conditions that a loop implies: its index is below its extent, and below both operands if that is a minimum."""
     yield Less(index, extent)
     if isinstance(extent, Minimum):
         for operand in extent.operands:

@@ -128,15 +128,15 @@ def _with_guards(body: Body, needed: Mapping[str, Guard]) -> Body:
         if bodies(node):
             node = inward(node, lambda part: _with_guards(part, needed))
         elif isinstance(node, Assign | Reduce | Dot) and node.local.name in needed:
-            more = tuple(g for g in needed[node.local.name] if not _is_asked(g, node.guard))
+            more = tuple(g for g in needed[node.local.name] if not _is_implied(g, node.guard))
             if isinstance(node, Dot):
-                more = tuple(g for g in bounding(more, node.lanes) if not _is_asked(g, node.guard))
+                more = tuple(g for g in bounding(more, node.lanes) if not _is_implied(g, node.guard))
             node = _asking(node, (*node.guard, *more)) if more else node
         out.append(node)
     return kept(body, out)
 
 
-def _is_asked(condition: Less, guard: Guard) -> bool:
+def _is_implied(condition: Less, guard: Guard) -> bool:
     """Whether a guard implies a condition: it contains it, or a tighter one on the same position (a row's own end)."""
     return any(g == condition or (g.left is condition.left and g.right.symbols > condition.right.symbols) for g in guard)
 

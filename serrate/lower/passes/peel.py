@@ -1,15 +1,15 @@
-"""Peel: a loop that computes runs without masks between the blocks at its ends that are not whole.
+"""Peel: a compute-bound loop runs its whole blocks without masks; the partial blocks at its ends are peeled off.
 
-In: a loop program. Out: the same; a loop whose statements are guarded at its end becomes two, the first of which has no such
-guards. Masks cost arithmetic units as much as a softmax does, and most blocks of a long row are whole:
+In: a loop program. Out: the same; a loop whose statements are guarded at its end becomes two, the first of them without these
+guards. Masks cost as many instructions as a softmax, and most blocks of a long row are whole:
 
     serial k < e:  t += a[k*64 + i] * ..  where k*64 + i < n    ->    whole = min(e, n // 64)
                                                                       serial k < whole:      t += a[k*64 + i] * ..
                                                                       k = whole, if whole < e:
                                                                           t += a[k*64 + i] * ..  where k*64 + i < n
 
-Conditions that only hold from some block on, such as those of queries that see a key, are met by a loop before these two, or
-after them if blocks only add to sums. A select by such a condition, as of a causal mask, is decided in whole blocks.
+Conditions that hold only from some block on, such as those of queries that see a key, get a loop before these two, or after them
+if blocks only add to sums. In whole blocks, a select by such a condition (a causal mask) is replaced by its value.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _peeled(loop: For, names: Names) -> list[Node]:
     else:
         main = For(loop.symbol, whole, loop.kind, inner, whole)
     last = _last(loop, ends, starts, whole, names)
-    # Blocks that a loop carries past another one were seen to take up registers that the loop over whole blocks needs.
+    # Blocks carried across another loop were observed to occupy registers that the loop over whole blocks needs.
     return [*named, main, *last, *first] if _in_any_order(loop) else [*named, *first, main, *last]
 
 

@@ -1,5 +1,5 @@
-"""Prefetch: while a row is processed in private memory, the next row, which lies right after it, is prefetched; and while a
-product of blocks is computed, the block that the next iteration multiplies by.
+"""Prefetch: prefetches the next row, which is adjacent in memory, while a row is processed in private memory, and the right
+operand of the next iteration while a product of blocks is computed.
 
 In: a loop program. Out: the same, with hints. A loop that rereads a row and keeps its results in private memory leaves memory
 bandwidth unused:

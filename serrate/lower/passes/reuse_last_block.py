@@ -12,9 +12,9 @@ A row that fits one block is read once. The rows of all programs together exceed
 front would find little of its row there. If a third loop follows, it begins with the block that the second ended with, and runs
 forward again.
 
-Why it is legal: a value is saved only if neither the blocks it reads nor its memory change until the second loop uses it. No
-iteration of the second loop reads what another one writes, stores are to different elements, and reductions commute. So the order
-of its iterations changes nothing but the rounding of sums, and depends only on the plan and the length of the row.
+Why it is legal: a value is saved only if neither the blocks nor the memory that it reads change until the second loop uses it. No
+iteration of the second loop reads what another one writes, all iterations store to different elements, and reductions commute. So
+the order of iterations affects only the rounding of sums, and depends only on the plan and the length of the row.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Row ends: where a row's own length ends a loop or a condition, the length of the longest row is not needed.
+"""Row ends: drops the length of the longest row from bounds that the row's own length already tightens.
 
-In: a loop program, and the numbers that are the length of the longest row (`LoopProgram.longest`). Out: the same, without them
-wherever a bound that no row's length exceeds stands beside one by that length:
+In: a loop program, and the numbers that are the length of the longest row (`LoopProgram.longest`). Out: the same, without these
+numbers where a bound by the row's own length is at least as tight:
 
     serial r < min(longest, len[c]):  ...  where r < longest and r < len[c]   ->   serial r < len[c]:  ...  where r < len[c]
     serial k < min((len[c] + 7)//8, (min(longest, q*8 + 8) + 7)//8)           ->   serial k < min((len[c] + 7)//8, q + 1)
 
-Each operand that drops out grows with `longest`, and is at least as large as another operand even with `len[c]`, which is no
-larger, in its place: so it never decides the minimum. On a GPU, a program without `longest` needs no host copy of lengths.
+An operand of a minimum is dropped if it is monotonic in `longest` and, even with `len[c] <= longest` substituted, at least as
+large as another operand: then it never determines the minimum. On a GPU, a program without `longest` needs no host copy of
+lengths.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from serrate.lower.passes.common import Body, found_in
 
 
 def row_ends(program: LoopProgram) -> LoopProgram:
-    """Drops the length of the longest row from bounds that the length of a row is part of."""
+    """Drops the length of the longest row from bounds that contain a row's own length."""
     used = {e for kernel in program.kernels for e in found_in(kernel.body)}
     longest: dict[Symbol, set[Array]] = {}
     for number, rows in program.longest:
@@ -93,7 +94,7 @@ class _RowEnds(Renaming):
         return [expr]
 
     def _needed(self, terms: Sequence[Expr], beside: Iterable[Expr]) -> list[Expr]:
-        """Those of the terms of a minimum that may decide it, given other bounds of the same."""
+        """The terms that may determine a minimum, given other bounds on the same value."""
         kept = list(terms)
         for term in terms:
             others = [*(t for t in kept if t is not term), *beside]
@@ -102,7 +103,7 @@ class _RowEnds(Renaming):
         return kept
 
     def _is_beyond(self, term: Expr, other: Expr) -> bool:
-        """Whether a term is at least as large as another, because that is of one row and this one of the longest."""
+        """Whether a term, which depends on the longest row, is at least as large as another, which depends on one row."""
         for longest in term.symbols & self.longest.keys():
             if not _grows(term, longest):
                 continue

@@ -1,6 +1,6 @@
-"""Share operands: what takes long to compute and several matrix products need is computed once.
+"""Share operands: common subexpression elimination for costly values in operands of several matrix products.
 
-In: a loop program. Out: the same; a costly value that is part of operands of several products of one body gets a private block.
+In: a loop program. Out: the same; a costly value that occurs in operands of several products of one body gets a private block.
 
     [k, d, q] a += exp(s) @ x[q, d]                  [k, q] t = exp(s)
     [k, d, q] b += (exp(s) * u) @ y[q, d]     ->     [k, d, q] a += t @ x[q, d];  [k, d, q] b += (t * u) @ y[q, d]
@@ -31,7 +31,7 @@ from serrate.lower.passes.common import Body, Effect, inward, kept, per_kernel, 
 
 
 def share_operands(program: LoopProgram) -> LoopProgram:
-    """Computes costly parts of operands once for all products of a body."""
+    """Computes costly subexpressions of operands once for all products of a body."""
     names = Names(program)
     return per_kernel(program, lambda k: _shared(k.body, names))
 

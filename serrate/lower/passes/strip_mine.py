@@ -48,7 +48,7 @@ def strip_mine(program: LoopProgram) -> LoopProgram:
 
 
 def _named(body: Body) -> dict[Symbol, Lanes]:
-    """Names of indices that have lanes: these were expanded elsewhere, so their lanes are left alone."""
+    """Names of indices that have lanes: these were expanded elsewhere, so their lanes do not change."""
     return {n.symbol: n.lanes for n in nodes(body) if isinstance(n, Bind) and n.lanes}
 
 

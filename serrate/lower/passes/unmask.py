@@ -1,8 +1,8 @@
-"""Unmask: lanes that do not exist are computed too, where nothing reads what they hold.
+"""Unmask: removes masks from private blocks if nothing reads the lanes that do not exist.
 
-In: a loop program. Out: the same; in kernels with matrix products, statements that fill private blocks lose conditions that
-whoever reads these blocks has as well. Reads of memory keep them. A block is computed as a whole in any case, and a mask would
-only select between the result and what was there before:
+In: a loop program. Out: the same; in kernels with matrix products, statements that fill private blocks lose conditions that all
+readers of these blocks have too. Reads of memory keep them. A GPU computes whole blocks anyway, so a mask would only select
+between the result and the previous contents:
 
     [q:64, k:64] t = exp(s)  where q < n                      [q:64, k:64] t = exp(s)
     [q:64, k:64] l sum= t    where q < n, k < m       ->      [q:64, k:64] l sum= t     where k < m
@@ -37,7 +37,7 @@ from serrate.lower.passes.common import Body, Effect, effects, inward, kept, nam
 
 
 def unmask(program: LoopProgram) -> LoopProgram:
-    """Drops conditions on private blocks that do not matter."""
+    """Drops irrelevant conditions from private blocks."""
     return per_kernel(program, lambda k: _unmasked(k.body) if any(isinstance(n, Dot) for n in nodes(k.body)) else k.body)
 
 
@@ -59,7 +59,7 @@ def _unmasked(body: Body) -> Body:
 
 
 def _steering(body: Body) -> set[str]:
-    """The private blocks that decide what runs, and where something is read or written."""
+    """The private blocks that conditions, loop bounds and indices read."""
     return names_in(*(e for node in nodes(body) for e in expressions_of(node)))
 
 
@@ -74,7 +74,7 @@ def _fills(node: Effect, own: Collection[Symbol]) -> bool:
 
 
 def _is_free(condition: Less, own: Collection[Symbol], statements: list[Effect], steering: set[str]) -> bool:
-    """Whether no result depends on what private blocks hold where a condition fails."""
+    """Whether no result depends on the contents of private blocks where a condition fails."""
     pending = [local.name for s in statements if condition in s.guard and _fills(s, own) for local in written_by(s)]
     seen: set[str] = set()
     while pending:

@@ -4,7 +4,7 @@ In: a loop program. Out: the same, with such conditions tested once per statemen
 
     [d:64] t sum= table[i, d if i < n]   ->   if i < n:  [d:64] t sum= table[i, d]
 
-Where the condition does not hold, the read gives its `other`; a reduction of nothing but its identity is left out.
+Where the condition does not hold, the read gives its `other`; a reduction of its identity is dropped.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from serrate.schedule.target import Target
 Strategy = Callable[..., Plan]
 
 SCHEDULES: dict[str, Strategy] = {"maskless": maskless, "masked": masked, "persistent_dynamic": persistent_dynamic}
-"""Those that arrange loops, and serve every program."""
+"""The strategies that arrange loops, and apply to every program."""
 STRATEGIES: dict[str, Strategy] = {**SCHEDULES, LIBRARY: library}
 NAMED = {"call": FUNCTIONS}
 """Options that are names, and what they may be; all others are numbers."""
@@ -30,7 +30,7 @@ NAMED = {"call": FUNCTIONS}
 def check(strategy: str, sizes: Mapping[str, object]) -> None:
     """Raises unless the strategy exists and takes these options."""
     if strategy not in STRATEGIES:
-        raise StrategyError(f"no strategy is called {strategy!r}; there are {', '.join(STRATEGIES)}")
+        raise StrategyError(f"unknown strategy {strategy!r}: {choices(strategy, STRATEGIES)}")
     taken = [name for name in inspect.signature(STRATEGIES[strategy]).parameters if name not in ("program", "target", "lanes")]
     for name, size in sizes.items():
         if name not in taken:

@@ -107,7 +107,7 @@ def shapes(program: TileProgram) -> list[Shape]:
 
 
 def row_work(shapes: Sequence[Shape]) -> RowWork:
-    """What the phases of a fusion do with rows."""
+    """The row work of the phases of a fusion."""
     reducing = [s for s in shapes if s.reduces_rows]
     statistics = [s for s in reducing if not _is_simple(s.leaf)]
     carried: Carried = "statistics" if statistics else "sums" if reducing else "nothing"
@@ -116,7 +116,7 @@ def row_work(shapes: Sequence[Shape]) -> RowWork:
 
 
 def work_of(program: TileProgram) -> RowWork:
-    """What a program does with rows."""
+    """The row work of a program."""
     return kernel_work(program) if program.axes else row_work(shapes(program))
 
 
@@ -146,10 +146,10 @@ def sums_look_ups(shapes: Sequence[Shape]) -> bool:
 
 
 def for_look_ups(target: Target) -> Target:
-    """A GPU with the blocks for rows that are looked up and summed. Many small workers, each a warp that loads a block into
-    registers, have more rows in flight than few large ones. Rows are read whole, as far as that goes: neighbouring workers would
-    look up the same ones again. (Bags of 16 rows of 512 bytes: 63% of a copy's speed on an H200, in two warps 50%, by halves of
-    rows 50%; in two warps, by halves and with three stages 22%.)"""
+    """The target with blocks for rows that are looked up and summed. Many small workers, each a warp that loads a block into
+    registers, keep more rows in flight than few large ones. A worker reads rows as whole as possible, because workers that share
+    a row would each look it up. (Bags of 16 rows of 512 bytes: 63% of a copy's speed on an H200; 50% with two warps; 50% with
+    half rows; 22% with two warps, half rows and three stages.)"""
     columns = 2 * target.column_bytes
     return replace(target, column_bytes=columns, largest=LOOKED_UP, simple_block=LOOKED_UP, block=LOOKED_UP)
 
@@ -268,7 +268,7 @@ def _schedule_total(recorder: Recorder, shape: Shape, domains: tuple[IterDomain,
     first, rest = domains[0], domains[1:]
     across = lanes_of(rest[-1], target, target.widest) if rest else 1
     block = block_size(None, Sized(max(target.block // across, 1), _elements(target.block, across, "a total")), target)
-    # Many workers take short pieces: the whole may be as small as the check of some indices.
+    # If there are many workers, pieces are short: the input may be as small as a few indices to check.
     part = 2 * block if target.many_workers else block_size(None, max(target.chunk // across, 1), target)
     pieces = Sized(max(part // block, 1) * block, "each worker sums one piece; the pieces are combined in order")
     recorder.do("split", shape.phase, first.name, pieces)
@@ -434,7 +434,7 @@ def _is_blocked(phase: Phase) -> bool:
 
 
 def _grid_depth(phase: Phase) -> int:
-    """How many grid loops are around each other."""
+    """The number of nested grid loops."""
     return max((sum(loop.kind is GRID for loop in around) for _, around in walk(phase.body)), default=1)
 
 
@@ -443,7 +443,7 @@ PhaseBlocks = tuple[tuple[str, int | None], ...]
 
 
 class RowLoops(Protocol):
-    """What distinguishes strategies: how the loops over components and rows are arranged."""
+    """The interface of a strategy: how it arranges the loops over components and rows."""
 
     @property
     def tile(self) -> int | None:
@@ -491,7 +491,7 @@ def schedule(recorder: Recorder, target: Target, rows: RowLoops, lanes: Lanes | 
     looked_up = {shape.regular[-1].uid for shape in left if shape.regular and _looks_up(shape)}
     narrow = replace(target, widest=min(target.widest, target.gathered))
     meetings = _meetings(left)
-    # What contractions need beside them, with or without features, is computed for the heads of one grid.
+    # Values that contractions need, with or without features, are computed on the same grid of heads.
     heads = frozenset(d.uid for each in together for d in each.outer) if target.column_bytes else frozenset[int]()
     for shape in left:
         own = narrow if any(d.uid in looked_up for d in shape.regular) else target

@@ -9,8 +9,8 @@ the keys of its sequence in blocks, computes a block of scores by a matrix produ
     for c: for q[c]: for v: r[q, v] = g(o[q, v])                                          lanes qi, v, ki: o += f(s)*z
                                                                               lanes qi, v: r = g(o)
 
-All strategies schedule contractions alike: query blocks balance the load as well as any other unit would. Where sequences have
-few queries, as in decoding, a GPU cuts the keys instead. Each piece leaves partial sums, which are combined in order:
+All strategies schedule contractions alike, because query blocks balance the load well enough. If sequences have few queries, as
+in decoding, a GPU cuts the keys instead (split-K). Each piece leaves partial sums, which are combined in order:
 
     grid (c, kp):  serial ko:  lanes qi, ki, d: s += x*y;  lanes qi, v, ki: p[kp] += f(s)*z
     grid c:  serial q:  lanes kp, v: o += p[kp];  lanes v: r = g(o)
@@ -63,7 +63,8 @@ class Contraction:
 
     @property
     def beside(self) -> frozenset[int]:
-        """Which of those are stored after the rows: heads of `[B, r, H, D]`. One after the other, they share pages of memory."""
+        """The outer dims that are stored after the rows, such as heads of `[B, r, H, D]`: processed in sequence, they share
+        pages."""
         outer = {d.uid for d in self.outer}
         leaf = self.roots[0].leaf
         named = {d.uid: at.uid for d, at in zip(leaf.targets[-1].logical, leaf.index, strict=True) if at is not None}

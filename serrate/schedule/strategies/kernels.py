@@ -24,7 +24,7 @@ Lanes = Mapping[str, int]
 """Requested numbers of lanes, by axis name; `chunk` is the size of pieces of rows."""
 
 COMBINED = 256
-"""The most partial results that are combined at once: workers that go on to store a piece need their registers for it."""
+"""The most partial results that are combined at once: workers that store a piece next need registers for it."""
 
 
 def whole_rows(recorder: Recorder, target: Target, lanes: Lanes, rows: int, *, near: bool) -> None:
@@ -112,8 +112,8 @@ def _in_one_pass(recorder: Recorder, phase: str, loops: Sequence[str]) -> list[s
 
 
 def _combined_at_once(phase: Phase, name: str, lanes: Lanes, target: Target) -> int:
-    """How many partial results of a row a GPU combines at once: one by one, those of a very long row would take as long as all
-    else."""
+    """How many partial results of a row a GPU combines at once: combining those of a very long row one by one would take as long
+    as everything else."""
     (loop,) = (n for n in statements(phase.body) if isinstance(n, Loop) and n.domain.name == name)
     if target.finish == 1 or not loop.carried:
         return 1

@@ -1,9 +1,9 @@
-"""library: the program as one call of a vendor library, where it is exactly such a call.
+"""library: a program that is exactly one vendor library call runs as that call.
 
 for c: for r[c]: for n: for k: s   ->   out = mm(x, w) by rows
 
-A call is a candidate that is measured and never the choice that is made without measuring. Nothing about it is scheduled: how
-threads share the work is up to the library, and so are the bits.
+The tuner chooses a call only if measurements favour it; the heuristic never does. Nothing about a call is scheduled: the library
+decides how threads share the work, and therefore the bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIBRARY = "library"
 """The name of the strategy."""
 
 ON_DEVICE = frozenset(("grouped_mm", "varlen_attn"))
-"""Functions that read offsets on a GPU; others read them on the host, to which a GPU's are not copied."""
+"""Functions that read offsets on a GPU. The others read them on the host, and offsets on a GPU are never copied there."""
 ONLY_ON_GPU = frozenset(("varlen_attn",))
 
 

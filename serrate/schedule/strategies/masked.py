@@ -1,7 +1,7 @@
 """masked: several rows at once, up to the length of the longest.
 
 for c: for r[c]: s  ->  grid co: serial xo: lanes ci, xi: s where r < length[c]      (x covers the rows of a group)
-Where rows are ordered by length first, those of a group have similar lengths, so that few lanes are idle.
+If rows are sorted by length first, the rows of a group have similar lengths, and few lanes are idle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """persistent_dynamic: rows are cut into pieces, and all workers share one flat work list of pieces.
 
     for c: for r[c]: s  ->  (o, q) = split r;  grid t = combine(c, o):  serial qo:  lanes qi: s
-A reduction over a cut row leaves one partial result per piece; a later phase combines them in order, so results do not depend
-on which worker computed what. Of a product of two ragged dims, the one that is kept is cut, which leaves no partial results.
+A reduction over a cut row leaves one partial result per piece. A later phase combines them in order, so results do not depend on
+which worker processed which piece. In a product of two ragged dims, the kept dim is cut, which leaves no partial results.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def persistent_dynamic(
     can be processed in groups of `rows`."""
     if program.axes:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
-    # On a GPU, short rows are launched on their own: both kinds of rows in one program would need the registers of both.
+    # On a GPU, short rows have separate programs: one program for both kinds of rows would need the registers of both.
     apart = target.many_workers
     try:
         plan = _pieces(program, target, tile, chunk, warps, stages, lanes, apart=apart, uncut=uncut)

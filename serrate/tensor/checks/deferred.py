@@ -26,7 +26,7 @@ Verify = Callable[[list[int]], None]
 
 
 Arrival = Callable[[bool], list[int] | None]
-"""Returns the numbers of a check; None if they have not arrived, unless it is told to wait for them."""
+"""Returns the numbers of a check, or None if they have not arrived; can also wait for them."""
 
 
 class _Check:
@@ -47,7 +47,8 @@ _send: _Start | None = None
 
 
 def install_device_checks(summarise: _Start, report: _Start) -> None:
-    """Installs what looks at offsets on a GPU, and what sends numbers from there, in one launch; called once, by the engine."""
+    """Installs the functions that check offsets on a GPU and send numbers to the host, in one launch each; called once, by the
+    engine."""
     global _summarise, _send
     _summarise, _send = summarise, report
 

@@ -35,7 +35,7 @@ class CheckTime(Enum):
 
 
 class MeasuredLengths(NamedTuple):
-    """What a check measured on one level."""
+    """The measurements of a check on one level."""
 
     shortest: int
     longest: int

@@ -1,4 +1,4 @@
-"""Ragged tensors for people: one-line repr, printed rows, notebook pictures, statistics.
+"""Display of ragged tensors: one-line repr, printed rows, notebook pictures, statistics.
 
 In: values, their structure and hints. Out: text, HTML, a `Description`.
 """

@@ -54,7 +54,7 @@ class RaggedDim:
     distribution: Distribution | None
     """The `distribution` hint that fits best."""
     reason: str
-    """Why that one."""
+    """The reason for that hint."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -68,7 +68,7 @@ def load_structure(rows: tuple[Rows, ...], dims: tuple[int, ...], ahead: Ahead |
     Structure(1 > ?)
     """
     if not all(isinstance(each, Rows) for each in rows):
-        raise FormatError("a structure is made of rows: the file is damaged")
+        raise FormatError("a structure must contain rows: the file is damaged")
     for dim in dims:
         check_dim(dim)
     found = Structure.independent(*(Structure((each,), (dim,)) for each, dim in zip(rows, dims, strict=True)))
@@ -82,7 +82,7 @@ def load_tensor(values: Tensor, structure: Structure, hints: tuple[str | None, .
     'uniform'
     """
     if not isinstance(values, Tensor) or not isinstance(structure, Structure):
-        raise FormatError("a ragged tensor is made of values and a structure: the file is damaged")
+        raise FormatError("a ragged tensor must contain values and a structure: the file is damaged")
     return JaggedTensor(values, structure.to(values.device), hints=Hints(*hints))
 
 
@@ -95,7 +95,7 @@ def load_keyed(
     [[0, 1], []]
     """
     if not isinstance(rows, JaggedTensor) or not isinstance(weights, Tensor | None):
-        raise FormatError("a keyed tensor is made of rows and weights: the file is damaged")
+        raise FormatError("a keyed tensor must contain rows and weights: the file is damaged")
     return KeyedJaggedTensor(keys, rows, weights=weights, rows_per_key=rows_per_key)
 
 

@@ -15,7 +15,7 @@ from serrate.ir.domains import COORDINATE
 from tests.analysis.chains import Chain, build, chains
 
 
-def test_six_as_two_by_four_takes_eight_places() -> None:
+def test_six_as_two_by_four_takes_eight_slots() -> None:
     found = allocation(split(IterDomain(6), 4))
     assert (found.extents, found.elements, found.holes) == ((2, 4), 8, 2)
     assert list(found.where()) == [(1, 2), (1, 3)]
@@ -24,7 +24,7 @@ def test_six_as_two_by_four_takes_eight_places() -> None:
 def test_a_split_that_divides_makes_no_holes() -> None:
     found = allocation(split(IterDomain(8), 4))
     assert (found.elements, found.holes, list(found.where())) == (8, 0, [])
-    assert found.explain() == "[2, 4]: 8 places, no holes"
+    assert found.explain() == "[2, 4]: 8 slots, no holes"
 
 
 def test_rows_in_blocks_back_to_back_and_padded() -> None:
@@ -69,7 +69,7 @@ def test_nested_rows_with_a_varying_number_of_parts() -> None:
     assert (blocked.elements, blocked.holes) == (10, 0)
 
 
-def test_a_component_that_does_not_exist_has_no_places() -> None:
+def test_a_component_that_does_not_exist_has_no_slots() -> None:
     c, r = partition(IterDomain(10), [0, 3, 8, 10])
     found = allocation([*split(c, 2), *split(r, 4)])
     assert (found.elements, found.holes) == (16, 6)
@@ -106,7 +106,7 @@ def test_a_sub_range_is_what_is_stored() -> None:
 
 def test_rows_without_their_component_are_refused() -> None:
     _, r = partition(IterDomain(10), [0, 3, 8, 10])
-    with pytest.raises(DomainError, match="rows need the dims that pick them"):
+    with pytest.raises(DomainError, match="rows need the dims that select them"):
         _ = allocation([r], [r]).elements
     with pytest.raises(DomainError, match="so there are no rows"):
         _ = allocation(split(IterDomain(6), 4)).starts
@@ -119,13 +119,13 @@ def test_a_component_inside_a_merge() -> None:
     whole = allocation([*split(inside, 3), o])
     assert (whole.elements, whole.holes) == (12, 2), "two lanes of 2 + 3 + 1 tiles"
     # Where 4 leaves holes the component is found all the same, with lanes that no tile has: those are not summed.
-    with pytest.raises(DomainError, match="rows need the dims that pick them"):
+    with pytest.raises(DomainError, match="rows need the dims that select them"):
         _ = allocation([*split(inside, 4), o]).elements
 
 
 @settings(max_examples=150, deadline=None)
 @given(chains, st.integers(0, 1000))
-def test_places_are_the_positions_of_the_loops(chain: Chain, seed: int) -> None:
+def test_slots_are_the_positions_of_the_loops(chain: Chain, seed: int) -> None:
     built = build(chain, seed)
     assume(built is not None and built.size < 3000)
     assert built is not None

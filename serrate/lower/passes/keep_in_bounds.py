@@ -1,11 +1,11 @@
-"""Inside: no access leaves its tensor, whatever the arrays of a program contain.
+"""Keep in bounds: no access leaves its tensor, whatever the arrays of a program contain.
 
 In: a loop program, and upper bounds for the elements of its arrays. Out: the same program with these elements clamped; an access
 that could still leave its tensor is guarded.
 
 Offsets are checked before a program runs, but later writes can go unnoticed: through NumPy memory, through `.data`, in inference
-mode. So memory safety does not rely on anything that a caller holds, only on what the runtime supplies: extents, and derived
-arrays, which it allocates itself. If offsets change late, rows are wrong, but no access is out of bounds.
+mode. So memory safety relies only on data that the runtime owns: extents, and derived arrays, which it allocates itself. If
+offsets change later, rows are wrong, but no access is out of bounds.
 
     T1[c]       ->   clamp(T1[c], n0)           T1 has the offsets of rows in n0 positions
     T3[c]       ->   clamp(T3[c], n0 - T1[c])   T1 has the starts of rows in n0 positions, T3 their lengths
@@ -34,24 +34,24 @@ from serrate.lower.limits import Limits, is_held, settled
 from serrate.lower.passes.common import Body, Effect, changed, found_in, inward, kept, mapped, per_kernel, with_values
 
 
-def inside(program: LoopProgram) -> LoopProgram:
+def keep_in_bounds(program: LoopProgram) -> LoopProgram:
     """Clamps elements of arrays that callers hold, and guards accesses that could still leave their tensors."""
     limits, steps = dict(program.limits), {}
     private = [t for t in program.scratch if t.role is Role.PRIVATE and any(d.is_ragged for d in t.logical)]
     for row in map(_row_of, private):
-        # Where rows end is an element of its own only where lengths are, or differences of neighbours. The rows of groups, and
-        # others whose length is computed, are kept inside by guards.
+        # Only rows whose length is an element, or a difference of neighbours, have an end that can be clamped. Guards bound all
+        # others, such as the rows of groups.
         most = longest(row.length, row.component.extent_expr)
         for array in {e.array for e in row.length.walk() if isinstance(e, Element) and is_held(e.array)}:
             if row.length is array[COORDINATE]:
                 limits[array] = minimum(limits[array], most)
             elif row.length is array[COORDINATE + 1] - array[COORDINATE]:
-                # How far apart offsets are at most, of rows of which a worker keeps one in private memory.
+                # The largest difference of neighbouring offsets, if a worker keeps one of these rows in private memory.
                 steps[array] = most
-    return per_kernel(program, lambda k: _kept_inside(k.body, limits, steps))
+    return per_kernel(program, lambda k: _in_bounds(k.body, limits, steps))
 
 
-def _kept_inside(body: Body, limits: Limits, steps: Limits) -> Body:
+def _in_bounds(body: Body, limits: Limits, steps: Limits) -> Body:
     for e in (e for node in nodes(body) for x in expressions_of(node, numbers=False) for e in x.walk()):
         if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in limits:
             raise VerificationError(f"elements of {e.array} have no known bound, so accesses through it cannot be kept in bounds")
@@ -59,7 +59,7 @@ def _kept_inside(body: Body, limits: Limits, steps: Limits) -> Body:
 
 
 def _row_of(tensor: Tensor) -> RaggedIterDomain:
-    """The rows that a private tensor holds one of."""
+    """The rows of which a private tensor holds one."""
     return next(d for d in row_dims(tensor.logical) if isinstance(d, RaggedIterDomain))
 
 

@@ -168,7 +168,7 @@ def test_compositions(part: int) -> None:
 
 def test_what_the_pass_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the test above finds accesses outside."""
-    monkeypatch.setattr(pipeline, "inside", lambda program: program)
+    monkeypatch.setattr(pipeline, "keep_in_bounds", lambda program: program)
     found = 0
     for name in ("sum_rows", "softmax_rows", "add_dense"):
         case = CASES[name]

@@ -1,8 +1,7 @@
-"""The laboratory: builds candidates and runs them on the arguments of a call.
+"""Builds candidates and times them on the arguments of a call.
 
-In: a function that plans and lowers a candidate, and the memory to run in. Out: seconds. The caller's tensors are only read:
-outputs are scratch memory, and what a program changes in place is a copy, restored before every run. Every candidate's results
-are compared with those of the first, so that a fault of the compiler cannot win.
+In: a function that plans and lowers a candidate, and the buffers to run on (`buffers.py`). Out: seconds. The results of every
+candidate are compared with those of the first, so that a miscompiled candidate cannot win.
 """
 
 from __future__ import annotations
@@ -12,124 +11,36 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
 from serrate.runtime import memory
 from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import CppExecutable, load_together
-from serrate.runtime.memory import InMemory
 from serrate.schedule.plan import Plan
+from serrate.tuner.buffers import Buffers
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.search import SPENT, Unfit, reason_of
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""How much results may differ between plans, relative to the largest: more than rounding, less than a mistake."""
+"""How much results of two plans may differ, relative to the largest element: more than rounding errors, less than bugs cause."""
 COMPARED = 1 << 14
-"""The most elements of a result that are compared: few enough for one thread, which disturbs the timing of others least."""
+"""The most elements of a result that are compared: few enough for a single thread, which disturbs other timings least."""
 BUILDERS = 4
 """The most compilers that run at once."""
 
 
-class Arena(Protocol):
-    """The memory that a program runs in."""
-
-    def tensors(self, ready: Prepared) -> list[InMemory]:
-        """The tensors of a program, in its order."""
-
-    def written(self) -> list[torch.Tensor]:
-        """The results."""
-
-    def restore(self) -> None:
-        """Undoes what runs have changed of their own inputs."""
-
-    def clear(self) -> None:
-        """Makes the results the same for every candidate before it runs: not everything in them need be written."""
-
-
-class OutputArena:
-    """For the stages of fusions: inputs are only read, and every candidate writes to the same scratch memory."""
-
-    def __init__(self, inputs: Sequence[torch.Tensor], device: torch.device) -> None:
-        self._inputs, self._device = list(inputs), device
-        self._outputs: list[torch.Tensor] = []
-
-    def tensors(self, ready: Prepared) -> list[InMemory]:
-        shapes = ready.shapes[: ready.outputs]
-        if [(tuple(t.shape), t.dtype) for t in self._outputs] != list(shapes):
-            self._outputs = [memory.empty(shape, dtype, self._device) for shape, dtype in shapes]
-        scratch = memory.scratch(ready.shapes[ready.outputs :], self._device)
-        return [*self._inputs, *self._outputs, *(() if scratch is None else scratch()), *ready.private]
-
-    def written(self) -> list[torch.Tensor]:
-        return self._outputs
-
-    def restore(self) -> None:
-        """Inputs are only read."""
-
-    def clear(self) -> None:
-        for output in self._outputs:
-            output.zero_()
-
-
-class CopyArena:
-    """For device loops, which store to tensors of the caller: runs see copies of the memory that the program writes to."""
-
-    def __init__(
-        self, given: Sequence[torch.Tensor], written: Sequence[bool], device: torch.device, *, accumulates: bool, copies: bool
-    ) -> None:
-        """`given` are the tensors of the program that come from the call, and `written` says which it stores to; `accumulates` if
-        it reads or adds to what it stores; with `copies`, the others are copied too."""
-        changed = {t.untyped_storage().data_ptr() for t, stored in zip(given, written, strict=True) if stored}
-        copied: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._given: list[torch.Tensor] = []
-        for tensor in given:
-            storage = tensor.untyped_storage()
-            place = storage.data_ptr()
-            if place not in changed and not copies:
-                self._given.append(tensor.detach())
-                continue
-            if place not in copied:
-                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-                copied[place] = (whole, whole.clone())
-            own = copied[place][1].untyped_storage()
-            view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            self._given.append(view.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride()))
-        self._written = [t for t, stored in zip(self._given, written, strict=True) if stored]
-        self._device = device
-        self._changed = [pair for place, pair in copied.items() if place in changed]
-        read = {t.untyped_storage().data_ptr() for t, stored in zip(given, written, strict=True) if not stored}
-        self._reads_own = accumulates or bool(read & changed)
-        """Whether the program reads what it writes: then every run must find it as the call did."""
-
-    def tensors(self, ready: Prepared) -> list[InMemory]:
-        scratch = memory.scratch(ready.shapes, self._device)
-        return [*self._given, *(() if scratch is None else scratch()), *ready.private]
-
-    def written(self) -> list[torch.Tensor]:
-        return self._written
-
-    def restore(self) -> None:
-        if self._reads_own:
-            self.clear()
-
-    def clear(self) -> None:
-        for original, copy in self._changed:
-            copy.copy_(original)
-
-
-class ProgramLaboratory:
+class ProgramMeasurer:
     """Builds and runs the candidates for one call."""
 
     def __init__(
         self,
         prepare: Callable[[Candidate], Prepared],
         is_built: Callable[[Candidate], bool],
-        arena: Arena,
+        buffers: Buffers,
         device: torch.device,
     ) -> None:
-        self._prepare, self._arena, self._device = prepare, arena, device
+        self._prepare, self._buffers, self._device = prepare, buffers, device
         self.is_built = is_built
         # For a single thread, use its CPU clock, which does not count the time of other processes.
         self._clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -155,7 +66,7 @@ class ProgramLaboratory:
             try:
                 ready = self._prepare(candidate)
             except Exception as error:
-                # Even a fault of the compiler: the call can do without this candidate, or raises the same.
+                # Includes bugs of the compiler: either the call does not need this candidate, or it raises the same error.
                 failed[candidate] = reason_of(error)
                 continue
             same = self._plans.setdefault(_bare(ready.plan), candidate)
@@ -173,7 +84,7 @@ class ProgramLaboratory:
             return self._first(candidate)
         seconds = float("inf")
         for _ in range(repeats):
-            self._arena.restore()
+            self._buffers.restore()
             seconds = min(seconds, _on_device(call) if self._device.type == "cuda" else _on_host(call, self._clock))
         return seconds
 
@@ -181,10 +92,10 @@ class ProgramLaboratory:
         """The first run of a candidate, whose results are compared."""
         try:
             call = self._bound(self._ready[candidate])
-            self._arena.clear()
+            self._buffers.clear()
             start = time.perf_counter()
             call()
-            found = [_sampled(t) for t in self._arena.written()]
+            found = [_sampled(t) for t in self._buffers.written()]
         except Exception as error:
             # Triton compiles now, and may find that a plan needs more registers or shared memory than there are.
             raise Unfit(reason_of(error)) from error
@@ -197,7 +108,7 @@ class ProgramLaboratory:
         return spent
 
     def _bound(self, ready: Prepared) -> Callable[[], None]:
-        tensors = self._arena.tensors(ready)
+        tensors = self._buffers.tensors(ready)
         executable = ready.executable
         if isinstance(executable, CppExecutable):
             every = [memory.whole(t) for t in tensors]
@@ -209,14 +120,14 @@ class ProgramLaboratory:
 
 
 def _bare(plan: Plan) -> Plan:
-    """A plan without its reasons and its strategy's name: two strategies may come to the same steps."""
+    """A plan without its reasons and its strategy's name, because two strategies may choose the same steps."""
     short = None if plan.short is None else _bare(plan.short)
     return replace(plan, strategy="", reasons=(), short=short)
 
 
 def _compiled(executables: dict[Candidate, CppExecutable], seconds: float) -> dict[Candidate, str]:
-    """Compiles programs in as many groups as there are cores for them; returns why some fail. Groups that take longer are not
-    waited for: they end in the cache, for another time."""
+    """Compiles programs, in one group per core; returns the reasons of failures. Does not wait longer than `seconds`: programs
+    that are compiled later stay in the cache for the next time."""
     new = list(executables)
     count = min(len(new), BUILDERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     groups = [new[k::count] for k in range(count)] if count else []
@@ -265,7 +176,7 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def agrees(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether two results are the same but for rounding.
+    """Whether two results agree within rounding.
 
     >>> agrees(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001])), agrees(torch.tensor([1.0]), torch.tensor([1.1]))
     (True, False)
