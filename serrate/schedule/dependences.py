@@ -13,23 +13,24 @@ from dataclasses import dataclass
 
 from serrate.errors import ScheduleError
 from serrate.ir.expr import Element, Expr, Sum
-from serrate.ir.loops import Assign, Block, Load, Write, values_of
+from serrate.ir.loops import Assign, Block, Lanes, Load, Node, Write, values_of
 from serrate.ir.tile import GRID, Axis, Loop, Phase, Statement, TileProgram, inner, statements
 from serrate.ir.values import Call, Role, Tensor, Value
 
 
 @dataclass(frozen=True)
 class Access:
-    """A load or a store of a tensor in memory."""
+    """A load or a store of a tensor in memory: which element each lane of a statement accesses."""
 
     tensor: Tensor
     index: tuple[Expr, ...]
+    lanes: Lanes
     stores: bool
     adds: bool = False
     """An atomic add; these may come in any order."""
 
 
-def accesses(nodes: Iterable[Statement]) -> Iterator[Access]:
+def accesses(nodes: Iterable[Statement | Node]) -> Iterator[Access]:
     """The loads and stores of these statements, without those of nested statements."""
     for node in nodes:
         if not isinstance(node, Block):
@@ -37,9 +38,9 @@ def accesses(nodes: Iterable[Statement]) -> Iterator[Access]:
         for value in values_of(node):
             for v in value.walk():
                 if isinstance(v, Load) and v.tensor.role is not Role.PRIVATE:
-                    yield Access(v.tensor.memory, v.index, stores=False)
+                    yield Access(v.tensor.memory, v.index, node.lanes, stores=False)
         if isinstance(node, Write) and node.tensor.role is not Role.PRIVATE:
-            yield Access(node.tensor.memory, node.index, stores=True, adds=node.add)
+            yield Access(node.tensor.memory, node.index, node.lanes, stores=True, adds=node.add)
 
 
 def require_independent(program: TileProgram, loop: Loop) -> None:

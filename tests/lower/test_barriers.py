@@ -79,13 +79,6 @@ def overwritten(x: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return old
 
 
-def scattered(x: torch.Tensor, place: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    for _ in hl.grid(1):
-        for i in hl.tile(x.size(0), block_size=1):
-            out[place[i] * 2] = x[i]
-    return out
-
-
 def filled_then_scattered(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     for _ in hl.grid(1):
         for i in hl.tile(out.size(0), block_size=16):
@@ -141,15 +134,6 @@ def test_stores_and_reads_of_one_element(
     expected = wanted(x)
     assert len(of(kernel, x, torch.zeros(37))) == count
     torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(37)), expected)
-
-
-def test_computed_places_may_come_again() -> None:
-    x, place = torch.randn(6), torch.tensor([0, 2, 0, 1, 2, 0])
-    kernel, wanted = serrate.kernel(scattered), torch.zeros(6)
-    for at, value in zip(place.tolist(), x.tolist(), strict=True):
-        wanted[at * 2] = value
-    assert set(of(kernel, x, place, torch.zeros(6))) == {1}
-    torch.testing.assert_close(kernel.on("triton")(x, place, torch.zeros(6)), wanted)
 
 
 def test_a_second_store_waits_for_the_first() -> None:

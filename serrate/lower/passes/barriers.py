@@ -11,70 +11,47 @@ The thread that stores an element need not be the one that reads it, even for th
 spread over threads independently. No barrier is needed
 
 - after a read, for a store to the same element that is computed from what was read: it waits for that value anyway;
-- between two stores to the same elements by the same lanes, which the same threads do, and between two atomic additions;
-- between iterations of a loop that access different elements: certainly, or because a statement that only stores does so at
-  positions of the loop, not at computed indices that may come again;
-- between positions of a grid, which are independent.
+- between stores of one statement, or to the same elements by the same lanes, which the same threads do, and between two atomic
+  additions. Like torch, this assumes that stores through an index tensor go to distinct places;
+- between iterations of a loop that certainly access different elements, and between positions of a grid, which are independent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
 
 from serrate.ir.expr import Expr
-from serrate.ir.loops import Barrier, Bind, For, If, Lanes, Load, LoopProgram, Node, While, Write, nodes, values_of, written_by
+from serrate.ir.loops import Barrier, Bind, For, If, Lanes, LoopProgram, Node, While, Write, nodes, written_by
 from serrate.ir.tile import GRID
 from serrate.ir.values import Tensor
 from serrate.lower.passes.common import Body, blocks_read, effects, inward, is_apart, kept, names_in, per_kernel
+from serrate.schedule.dependences import Access, accesses
 
 
 def barriers(program: LoopProgram) -> LoopProgram:
     """Adds barriers between accesses of a worker to the same memory."""
-    return per_kernel(program, lambda k: _Worker(k.body).body(k.body) if _may_conflict(k.body) else k.body)
+    return per_kernel(program, lambda k: _Worker().body(k.body) if _may_conflict(k.body) else k.body)
 
 
 def _may_conflict(body: Body) -> bool:
-    """Whether any memory is stored to and read, or stored to twice, or at a computed index. Few programs do that."""
-    stores = [n for n in effects(body) if isinstance(n, Write)]
-    stored = {n.tensor.memory for n in stores}
-    read = {a.place.memory for n in effects(body) for a in _accesses(n) if not a.stores}
-    computed = {x.name for n in effects(body) for x in written_by(n)}
-    return len(stores) > len(stored) or bool(stored & read) or any(names_in(*n.index) & computed for n in stores)
+    """Whether any memory is stored to and read, or stored to by several statements. Few programs do that."""
+    stores = [n.tensor.memory for n in effects(body) if isinstance(n, Write)]
+    return len(stores) > len(set(stores)) or any(not a.stores and a.tensor in stores for a in accesses(effects(body)))
 
 
-@dataclass(frozen=True)
-class Place:
-    """Which element each lane of a statement accesses."""
-
-    memory: Tensor
-    index: tuple[Expr, ...]
-    lanes: Lanes
-
-
-@dataclass(frozen=True)
-class Access:
-    """A read, a store or an atomic addition."""
-
-    place: Place
-    stores: bool = False
-    adds: bool = False
-    is_elsewhere: bool = False
-    """Whether the place is that of an earlier iteration, and now means other elements."""
-
-
-Pending = dict[Access, None]
-"""Accesses that some lanes may not have done yet."""
+Place = tuple[Tensor, tuple[Expr, ...], Lanes]
+"""Which element of a tensor each lane accesses."""
+Pending = dict[Access, bool]
+"""Accesses that some lanes may not have done yet; of each, whether it is one of an earlier iteration, to other elements."""
 
 
 class _Worker:
     """Goes through the statements of a kernel in order."""
 
-    def __init__(self, body: Body) -> None:
-        self.stored = {n.tensor.memory for n in nodes(body) if isinstance(n, Write)}
+    def __init__(self) -> None:
         self.pending: Pending = {}
         self.read_by: dict[str, set[Place]] = {}
-        """The reads of stored memory that private blocks are computed from."""
+        """The reads that private blocks are computed from."""
 
     def body(self, body: Body) -> Body:
         return kept(body, [new for node in body for new in self.node(node)])
@@ -104,7 +81,7 @@ class _Worker:
         before = self.pending
         self.pending = dict(before)
         inward(loop, self.body)
-        carried = {self._carried(loop, a): None for a in self.pending if not self._is_apart(loop, a.place.memory)}
+        carried = {a: _moves(loop, a) for a in self.pending if not _are_apart(loop, a.tensor)}
         self.pending = before | carried
         made = inward(loop, self.body)
         after = self.pending
@@ -116,55 +93,51 @@ class _Worker:
         self.pending = before | after
         return (made,)
 
-    def _carried(self, loop: For | While, access: Access) -> Access:
-        """What an access of one iteration is to the next."""
-        changing = {x.name for n in effects((loop,)) for x in written_by(n)}
-        if not access.stores:
-            changing |= {n.symbol.name for n in nodes((loop,)) if isinstance(n, For | Bind)}
-        return access if names_in(*access.place.index).isdisjoint(changing) else replace(access, is_elsewhere=True)
-
-    def _is_apart(self, loop: For | While, memory: Tensor) -> bool:
-        """Whether all iterations of a loop access different elements of some memory."""
-        if isinstance(loop, While):
-            return False
-        statements = effects(loop.body)
-        places = {a.place for n in statements for a in _accesses(n) if a.place.memory is memory}
-        varying = {x.name for n in statements for x in written_by(n)}
-        return len(places) == 1 and all(is_apart(p.index, p.lanes, loop.symbol, varying) for p in places)
-
     def _statement(self, node: Node) -> tuple[Node, ...]:
-        own = [a for a in _accesses(node) if a.place.memory in self.stored]
-        read = {a.place for a in own if not a.stores}
+        own = list(accesses((node,)))
+        read = {_place(a) for a in own if not a.stores}
         read |= {place for name in blocks_read(node) for place in self.read_by.get(name, ())}
         for local in written_by(node):
             self.read_by.setdefault(local.name, set()).update(read)
-        needed = any(_conflict(earlier, later, read) for later in own for earlier in self.pending)
+        needed = any(_conflict(earlier, moved, later, read) for later in own for earlier, moved in self.pending.items())
         if needed:
             self.pending = {}
-        self.pending |= dict.fromkeys(own)
+        self.pending |= dict.fromkeys(own, False)
         return (Barrier(), node) if needed else (node,)
 
 
-def _conflict(earlier: Access, later: Access, read: Collection[Place]) -> bool:
+def _place(access: Access) -> Place:
+    return access.tensor, access.index, access.lanes
+
+
+def _moves(loop: For | While, access: Access) -> bool:
+    """Whether an access of one iteration is to other elements than the same access of the next."""
+    changing = {x.name for n in effects((loop,)) for x in written_by(n)}
+    changing |= {n.symbol.name for n in nodes((loop,)) if isinstance(n, For | Bind)}
+    return not names_in(*access.index).isdisjoint(changing)
+
+
+def _are_apart(loop: For | While, memory: Tensor) -> bool:
+    """Whether all iterations of a loop access different elements of some memory."""
+    statements = effects(loop.body)
+    found = [a for a in accesses(statements) if a.tensor is memory]
+    varying = {x.name for n in statements for x in written_by(n)}
+    if isinstance(loop, While) or len(set(map(_place, found))) != 1:
+        return False
+    return is_apart(found[0].index, found[0].lanes, loop.symbol, varying)
+
+
+def _conflict(earlier: Access, moved: bool, later: Access, read: Collection[Place]) -> bool:
     """Whether the later access must wait for the earlier one; `read` are the reads that its value is computed from."""
-    if earlier.place.memory is not later.place.memory or not (earlier.stores or later.stores):
+    if earlier.tensor is not later.tensor or not (earlier.stores or later.stores):
         return False
     if not later.stores:
         return True
-    if earlier.adds and later.adds:
-        return False
-    same = earlier.place == later.place and not earlier.is_elsewhere
-    return not same or not (earlier.stores or later.place in read)
+    same = _place(earlier) == _place(later)
+    if earlier.stores:
+        return not same and not (earlier.adds and later.adds)
+    return not same or moved or _place(later) not in read
 
 
 def _count(node: Node) -> int:
     return sum(isinstance(n, Barrier) for n in nodes((node,)))
-
-
-def _accesses(node: Node) -> list[Access]:
-    lanes: Lanes = getattr(node, "lanes", ())
-    every = (v for value in values_of(node) for v in value.walk())
-    found = [Access(Place(v.tensor.memory, v.index, lanes)) for v in every if isinstance(v, Load)]
-    if isinstance(node, Write):
-        found.append(Access(Place(node.tensor.memory, node.index, lanes), stores=True, adds=node.add))
-    return found
