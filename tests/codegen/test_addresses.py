@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 import triton.language as tl
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from triton.runtime import interpreter
 
@@ -57,6 +57,7 @@ def combined(inner: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
 EXPRESSIONS = st.recursive(st.sampled_from([*LAST, WIDE, const(5)]), combined, max_leaves=6)
 
 
+@example(const(5 * 2**31 - 5), 0)
 @given(EXPRESSIONS, st.sampled_from([0, 1, 7]))
 def test_what_has_32_bits_does_not_overflow(e: Expr, row: int) -> None:
     """Every combination of first and last positions, computed by numpy in the types of the generated code, and exactly."""

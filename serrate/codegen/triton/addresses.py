@@ -35,7 +35,9 @@ def is_narrow(e: Expr, last: Mapping[Symbol, int]) -> bool:
 
 def reach(e: Expr, last: Mapping[Symbol, int]) -> int | None:
     """The largest absolute value of an index that is computed in 32 bits; None for one that has 64."""
-    return _reach(e, last, []) if is_narrow(e, last) else None
+    most = _reach(e, last, []) if is_narrow(e, last) else None
+    # A number of its own is a part of nothing, and may be larger.
+    return most if most is not None and most < 2**31 else None
 
 
 def _reach(e: Expr, last: Mapping[Symbol, int], found: list[int]) -> int | None:
