@@ -30,6 +30,10 @@ WORKERS = 132
 """The multiprocessors of the device, as many as an H200 has."""
 launches: list[int] = [0]
 """How many kernels were launched."""
+stream: list[int] = [0]
+"""The address of the current stream."""
+waits: list[Any] = []
+"""The streams that others have waited for."""
 
 
 def install() -> None:
@@ -42,7 +46,7 @@ def install() -> None:
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda *_: None,
         "device_count": lambda: 1,
-        "current_stream": lambda *_: SimpleNamespace(cuda_stream=0),
+        "current_stream": lambda *_: SimpleNamespace(cuda_stream=stream[0], wait_stream=waits.append),
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=WORKERS, name="none", total_memory=1 << 37),
         "get_device_name": lambda *_: "none",
     }

@@ -50,6 +50,7 @@ from serrate.schedule.strategies.library import LIBRARY
 from serrate.schedule.target import Target
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.sync import is_host
+from serrate.tensor.torch_private import stream_of
 from serrate.tuner.buffers import Buffers, OutputBuffers
 from serrate.tuner.candidates import Candidate
 from serrate.tuner.policy import Policy, is_paused
@@ -134,7 +135,7 @@ class FusionStage(CompiledStage):
         """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
         if call.computed or is_paused():
             return self.bound(call)
-        modes = (settings.current().plans, is_batch_invariant(), is_deterministic())
+        modes = (settings.current().plans, is_batch_invariant(), is_deterministic(), stream_of(call.device))
         key = (self._number, call.numbers, call.device, call.hints, *modes)
         owners = tuple(call.args[k] for k in self.binder.offsets)
         if owners:

@@ -44,6 +44,7 @@ from serrate.tensor.checks.validate import CheckTime, check_lengths, check_produ
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, is_host, on_host
+from serrate.tensor.torch_private import stream_of
 
 T = TypeVar("T")
 
@@ -170,7 +171,9 @@ class Arguments:
             def derive() -> list[Scratch]:
                 return derivation(given, numbers, call.device)
 
-            made = call.remember(given, (derivation.text, numbers), derive) if given else derive()
+            # Another stream would not wait for them.
+            key = (derivation.text, numbers, stream_of(call.device))
+            made = call.remember(given, key, derive) if given else derive()
             return tuple([each(call) if k is None else made[k] for k, each in parts])
 
         return read

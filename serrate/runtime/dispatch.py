@@ -3,8 +3,8 @@
 In: the arguments of a call. Out: the binding that an earlier call with the same key left. Traced functions, eager operators,
 compiled fusions and the device loops of kernels all come through here.
 
-    key       everything a binding depends on: threads and modes; the shape, dtype, device and contiguity of every tensor; the
-              structure of every ragged tensor and the versions of its offsets; every number and string
+    key       everything a binding depends on: threads, modes, stream; the shape, dtype, device and contiguity of every tensor;
+              the structure of every ragged tensor and the versions of its offsets; every number and string
     binding   a program with everything but the addresses of the call's tensors: its numbers and derived arrays, how its outputs
               and scratch are allocated, what its results are (`bound`)
     outline   the key without what is new in every batch: the identity of structures, and the sizes of dims that hold rows
@@ -46,7 +46,7 @@ from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
-from serrate.tensor.torch_private import PROFILER, is_recorded
+from serrate.tensor.torch_private import PROFILER, is_recorded, stream_of
 
 Key = tuple[Any, ...]
 Leaves = list[Any]
@@ -143,7 +143,7 @@ def key_of(
         else:
             other(value, key, leaves, objects)
     if on_device is not None:
-        key.append(_recorded(on_device))
+        key.append(_stream(on_device))
     return key
 
 
@@ -162,10 +162,10 @@ def outline_of(key: Key, ragged: Sequence[tuple[int, JaggedTensor]], number: Cal
     return tuple(outline)
 
 
-def _recorded(tensor: torch.Tensor) -> object:
-    """None, or in a call that a CUDA graph records something that equals nothing: the graph must derive arrays from the offsets
-    of every replay, so no earlier binding serves it."""
-    return object() if is_recorded(tensor) else None
+def _stream(tensor: torch.Tensor) -> object:
+    """The stream that a call runs on: another one would not wait for the arrays of a binding. In a call that a CUDA graph
+    records, something that equals nothing: the graph must derive arrays from the offsets of every replay."""
+    return object() if is_recorded(tensor) else stream_of(tensor.device)
 
 
 def form_of(
@@ -264,7 +264,7 @@ def doubles_on(device: torch.device, floats: Iterable[float]) -> torch.Tensor:
     given = array("d", floats)
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return _filled_in(device, given)
-    key = (device, torch.cuda.current_stream(device).cuda_stream, given.tobytes())
+    key = (device, stream_of(device), given.tobytes())
     found = _doubles.get(key)
     if found is None:
         found = _filled_in(device, given)

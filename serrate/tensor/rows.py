@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serrate.tensor.sync import host_copy, on_host
-from serrate.tensor.torch_private import is_recorded, versions
+from serrate.tensor.torch_private import is_recorded, stream_of, versions
 
 _T = TypeVar("_T")
 _Facts = dict[tuple[str, int], float]
@@ -41,6 +41,7 @@ class Rows:
         "__weakref__",
         "_facts",
         "_host",
+        "_made_on",
         "_memo",
         "_rewritten",
         "_same",
@@ -85,6 +86,8 @@ class Rows:
         self._facts: _Facts = {}
         self._host: dict[int, Tensor] = dict(enumerate(host))
         self._memo: dict[Hashable, object] = {}
+        self._made_on: dict[Hashable, tuple[torch.cuda.Stream, set[int]]] = {}
+        """By key of what was computed on a GPU: its stream, and the streams that wait for that."""
         self._same: object | None = None
         self._tensors = self.offsets if starts is None else (*self.offsets, starts)
         self._versions = versions(self._tensors)
@@ -205,7 +208,7 @@ class Rows:
         if found == self._versions:
             return True
         self._versions, self._rewritten, self._same = found, True, None
-        self._facts, self._memo, self._host = {}, {}, {}
+        self._facts, self._memo, self._made_on, self._host = {}, {}, {}, {}
         return False
 
     def unmodified(self) -> bool:
@@ -317,11 +320,19 @@ class Rows:
     def derived(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Memoises what `make` computes from these rows, by key; not while a CUDA graph is recorded."""
         self._is_current()
-        if is_recorded(self.offsets[0]):
+        offsets, memo = self.offsets[0], self._memo
+        if not offsets.is_cuda:
+            if key not in memo:
+                memo[key] = make()
+            return cast(_T, memo[key])
+        if is_recorded(offsets):
             return make()
-        memo = self._memo
+        stream = stream_of(offsets.device)
         if key not in memo:
-            memo[key] = make()
+            memo[key], self._made_on[key] = make(), (torch.cuda.current_stream(offsets.device), {stream})
+        elif (made_on := self._made_on.get(key)) is not None and stream not in made_on[1]:
+            torch.cuda.current_stream(offsets.device).wait_stream(made_on[0])
+            made_on[1].add(stream)
         return cast(_T, memo[key])
 
     def to(self, device: torch.device | str) -> Rows:

@@ -67,6 +67,24 @@ def is_recorded(tensor: Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+def stream_of(device: torch.device) -> int:
+    """The address of a GPU's current stream, 0 on a CPU; asked in every call. (The public way makes an object, which takes ten
+    times as long.)
+
+    >>> stream_of(torch.device("cpu"))
+    0
+    """
+    if device.type != "cuda":
+        return 0
+    if _RAW_STREAM is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(_RAW_STREAM(torch.cuda.current_device() if device.index is None else device.index))
+
+
+_RAW_STREAM = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+"""Missing in a torch that was built for CPUs."""
+
+
 def is_transformed(tensor: Tensor) -> bool:
     """Whether a tensor is wrapped by a `torch.func` transform (vmap, grad, jvp); torch has no public function for this.
 
