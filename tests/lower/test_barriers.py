@@ -79,6 +79,15 @@ def overwritten(x: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return old
 
 
+def summed_and_doubled(x: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    for i in hl.grid(x.size(0)):
+        for k in hl.tile(x.size(1), block_size=8):
+            each = x[i, k]
+            sums[i] = each.sum()
+            x[i, k] = each * 2
+    return sums
+
+
 def filled_then_scattered(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     for _ in hl.grid(1):
         for i in hl.tile(out.size(0), block_size=16):
@@ -134,6 +143,13 @@ def test_stores_and_reads_of_one_element(
     expected = wanted(x)
     assert len(of(kernel, x, torch.zeros(37))) == count
     torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(37)), expected)
+
+
+def test_a_store_waits_for_threads_that_use_what_was_there() -> None:
+    x, kernel = torch.randn(3, 8), serrate.kernel(summed_and_doubled)
+    wanted = x.sum(1)
+    assert of(kernel, x, torch.zeros(3)) == [1]
+    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(3)), wanted)
 
 
 def test_a_second_store_waits_for_the_first() -> None:

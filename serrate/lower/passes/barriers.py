@@ -10,7 +10,8 @@ least one stores, unless the second certainly finds the first done:
 The thread that stores an element need not be the one that reads it, even for the same lanes: blocks of loads and of stores are
 spread over threads independently. No barrier is needed
 
-- after a read, for a store to the same element that is computed from what was read: it waits for that value anyway;
+- after a read, for a store to the same element that is computed from what was read: it waits for that value anyway. If anything
+  else uses what was read, the store must wait: several threads may read an element that one of them stores;
 - between stores of one statement, or to the same elements by the same lanes, which the same threads do, and between two atomic
   additions. Like torch, this assumes that stores through an index tensor go to distinct places;
 - between iterations of a loop that certainly access different elements, and between positions of a grid, which are independent.
@@ -21,7 +22,21 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from serrate.ir.expr import Expr
-from serrate.ir.loops import Barrier, Bind, For, If, Lanes, LoopProgram, Node, While, Write, nodes, written_by
+from serrate.ir.loops import (
+    Assign,
+    Barrier,
+    Bind,
+    For,
+    If,
+    Lanes,
+    LoopProgram,
+    Node,
+    While,
+    Write,
+    expressions_of,
+    nodes,
+    written_by,
+)
 from serrate.ir.tile import GRID
 from serrate.ir.values import Tensor
 from serrate.lower.passes.common import Body, blocks_read, effects, inward, is_apart, kept, names_in, per_kernel
@@ -30,7 +45,7 @@ from serrate.schedule.dependences import Access, accesses
 
 def barriers(program: LoopProgram) -> LoopProgram:
     """Adds barriers between accesses of a worker to the same memory."""
-    return per_kernel(program, lambda k: _Worker().body(k.body) if _may_conflict(k.body) else k.body)
+    return per_kernel(program, lambda k: _Worker(k.body).body(k.body) if _may_conflict(k.body) else k.body)
 
 
 def _may_conflict(body: Body) -> bool:
@@ -48,10 +63,9 @@ Pending = dict[Access, bool]
 class _Worker:
     """Goes through the statements of a kernel in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: Body) -> None:
         self.pending: Pending = {}
-        self.read_by: dict[str, set[Place]] = {}
-        """The reads that private blocks are computed from."""
+        self.in_place = _read_in_place(body)
 
     def body(self, body: Body) -> Body:
         return kept(body, [new for node in body for new in self.node(node)])
@@ -95,11 +109,8 @@ class _Worker:
 
     def _statement(self, node: Node) -> tuple[Node, ...]:
         own = list(accesses((node,)))
-        read = {_place(a) for a in own if not a.stores}
-        read |= {place for name in blocks_read(node) for place in self.read_by.get(name, ())}
-        for local in written_by(node):
-            self.read_by.setdefault(local.name, set()).update(read)
-        needed = any(_conflict(earlier, moved, later, read) for later in own for earlier, moved in self.pending.items())
+        waiting = ((later, earlier, moved) for later in own for earlier, moved in self.pending.items())
+        needed = any(_conflict(earlier, moved, later, self.in_place) for later, earlier, moved in waiting)
         if needed:
             self.pending = {}
         self.pending |= dict.fromkeys(own, False)
@@ -127,8 +138,28 @@ def _are_apart(loop: For | While, memory: Tensor) -> bool:
     return is_apart(found[0].index, found[0].lanes, loop.symbol, varying)
 
 
-def _conflict(earlier: Access, moved: bool, later: Access, read: Collection[Place]) -> bool:
-    """Whether the later access must wait for the earlier one; `read` are the reads that its value is computed from."""
+def _read_in_place(body: Body) -> set[Place]:
+    """What is read only to compute what is then stored there."""
+    every = list(nodes(body))
+    sources: dict[str, set[Place]] = {}
+    users: dict[Place, list[Node]] = {}
+    for _ in range(2):  # a loop may carry a block to its next iteration
+        for node in every:
+            names = blocks_read(node) | names_in(*expressions_of(node))
+            read = {_place(a) for a in accesses((node,)) if not a.stores}.union(*(sources.get(name, ()) for name in names))
+            for place in read:
+                users.setdefault(place, []).append(node)
+            for local in written_by(node):
+                sources.setdefault(local.name, set()).update(read)
+
+    def is_stored(node: Node, place: Place) -> bool:
+        return isinstance(node, Write) and (node.tensor.memory, node.index, node.lanes) == place
+
+    return {place for place, found in users.items() if all(isinstance(n, Assign) or is_stored(n, place) for n in found)}
+
+
+def _conflict(earlier: Access, moved: bool, later: Access, in_place: Collection[Place]) -> bool:
+    """Whether the later access must wait for the earlier one."""
     if earlier.tensor is not later.tensor or not (earlier.stores or later.stores):
         return False
     if not later.stores:
@@ -136,7 +167,7 @@ def _conflict(earlier: Access, moved: bool, later: Access, read: Collection[Plac
     same = _place(earlier) == _place(later)
     if earlier.stores:
         return not same and not (earlier.adds and later.adds)
-    return not same or moved or _place(later) not in read
+    return not same or moved or _place(later) not in in_place
 
 
 def _count(node: Node) -> int:
