@@ -353,17 +353,7 @@ class Fusion:
 
     def live(self) -> list[Definition]:
         """The definitions that results depend on, in order: because they read them, or because row lengths do."""
-        needed = {view.tensor.memory for view in self.results}
-        lengths = {name for view in self.results for name in _offsets_of(view.tensor.logical)}
-        kept: list[Definition] = []
-        for definition in reversed(self.definitions):
-            if any(t in needed or t.name in lengths for t in definition.statement.targets):
-                kept.append(definition)
-                reads = _read_by(definition)
-                needed.update(t.memory for t in reads)
-                lengths.update(_offsets_of(definition.domains))
-                lengths.update(name for t in reads for name in _offsets_of(t.logical))
-        return kept[::-1]
+        return live(self.definitions, self.results)
 
     # --- the whole -----------------------------------------------------------------------------------------------------
 
@@ -459,6 +449,21 @@ class Fusion:
         """
         compiled: Callable[..., Any] = installed("compile")(self, backend=backend, strategy=strategy, **options)
         return compiled
+
+
+def live(definitions: Sequence[Definition], results: Sequence[TensorView]) -> list[Definition]:
+    """The definitions that results depend on, in order: because they read them, or because row lengths do."""
+    needed = {view.tensor.memory for view in results}
+    lengths = {name for view in results for name in _offsets_of(view.tensor.logical)}
+    kept: list[Definition] = []
+    for definition in reversed(definitions):
+        if any(t in needed or t.name in lengths for t in definition.statement.targets):
+            kept.append(definition)
+            reads = _read_by(definition)
+            needed.update(t.memory for t in reads)
+            lengths.update(_offsets_of(definition.domains))
+            lengths.update(name for t in reads for name in _offsets_of(t.logical))
+    return kept[::-1]
 
 
 def _read_by(definition: Definition) -> dict[Tensor, None]:

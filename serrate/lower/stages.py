@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
-from serrate.ir.fusion import Definition, Fusion
+from serrate.ir.fusion import Definition, Fusion, live
 from serrate.ir.tile import Library, TileProgram
 from serrate.ir.traversal import traverse
 from serrate.ir.values import Computed, Read, Role, Tensor
+from serrate.lower.fold_indices import fold_indices
 from serrate.lower.naive import naive
 from serrate.lower.rounding import unrounded
 
@@ -28,25 +29,27 @@ def stages(fusion: Fusion) -> tuple[Stage, ...]:
     """The stages of a fusion, in an order in which they can run."""
     fusion.verify()
     results = [view.tensor for view in fusion.results]
-    live = _grouped_and_inverted(unrounded(fusion.live(), results))
-    numbers = _numbered(live)
+    definitions = live(fold_indices(fusion.definitions), fusion.results)
+    needed = _grouped_and_inverted(unrounded(definitions, results))
+    numbers = _numbered(needed)
     out: list[Stage] = []
     for number in sorted(set(numbers)) or [0]:
-        here = [d for d, n in zip(live, numbers, strict=True) if n == number]
-        later = [d for d, n in zip(live, numbers, strict=True) if n > number]
+        here = [d for d, n in zip(needed, numbers, strict=True) if n == number]
+        later = [d for d, n in zip(needed, numbers, strict=True) if n > number]
         out += [d.statement for d in here if isinstance(d.statement, Library)]
         own = [d for d in here if not isinstance(d.statement, Library)]
-        if own or not live:
+        if own or not needed:
             inputs = [view.tensor for view in fusion.inputs]
             out.append(_program(fusion.name, own, later, results, inputs, whole=len(set(numbers)) < 2))
     return tuple(out)
 
 
-def _grouped_and_inverted(live: list[Definition]) -> list[Definition]:
+def _grouped_and_inverted(definitions: list[Definition]) -> list[Definition]:
     """Fuses a `group_by` with the inversion of its permutation: one call computes both."""
-    groups = {d.statement.targets[1]: d for d in live if isinstance(d.statement, Library) and d.statement.function == "group_by"}
+    calls = [(d, d.statement) for d in definitions if isinstance(d.statement, Library)]
+    groups = {call.targets[1]: definition for definition, call in calls if call.function == "group_by"}
     inverses: dict[Definition, Definition] = {}
-    for definition in live:
+    for definition in definitions:
         statement = definition.statement
         if isinstance(statement, Library) and statement.function == "invert":
             (permutation,) = statement.values
@@ -59,14 +62,14 @@ def _grouped_and_inverted(live: list[Definition]) -> list[Definition]:
         assert isinstance(call, Library)
         both = replace(call, function="group_and_invert", targets=(*call.targets, *inverse.statement.targets))
         merged[group] = replace(group, statement=both)
-    return [d for d in (merged.get(each, each) for each in live) if d is not None]
+    return [d for d in (merged.get(each, each) for each in definitions) if d is not None]
 
 
-def _numbered(live: list[Definition]) -> list[int]:
+def _numbered(definitions: list[Definition]) -> list[int]:
     """The stage number of each definition: one more than that of anything that must be complete before it."""
     made: dict[str, tuple[int, bool]] = {}
     numbers: list[int] = []
-    for definition in live:
+    for definition in definitions:
         alone = isinstance(definition.statement, Library)
         number = 0
         for name in _read_as_tensors(definition):
