@@ -29,7 +29,6 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Tensor
 from serrate.lower.stages import arrays_of, stages
-from serrate.runtime import library
 from serrate.runtime.bind import NOTHING_KNOWN, Binder, BoundCall, KnownRows
 from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, remember
 from serrate.runtime.indices import require_inside
@@ -408,9 +407,7 @@ class Compiled:
                 seen(stage, call, ready)
                 made = {name: tensors[k] for name, k in stage.output_places(ready.executable)}
             else:
-                given = [env[name] for name in stage.tensors]
-                options = [each(call) if callable(each) else each for each in stage.options]
-                results = library.run(stage.function, given, options, self.backend or default_backend(call.device))
+                results = stage.run(call, env, self.backend or default_backend(call.device))
                 made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}
             computed.update(made)
             env.update(made)

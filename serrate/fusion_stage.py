@@ -31,10 +31,11 @@ from serrate.errors import StrategyError
 from serrate.ir.expr import Expr
 from serrate.ir.loops import LoopProgram
 from serrate.ir.ragged import RaggedIterDomain
-from serrate.ir.storage import row_dims
+from serrate.ir.storage import row_dims, storage_of
 from serrate.ir.tile import Library, TileProgram
 from serrate.ir.values import Read, Tensor
 from serrate.modes import is_batch_invariant, is_deterministic
+from serrate.runtime import library
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, BoundCall
 from serrate.runtime.dispatch import Prepared
@@ -321,6 +322,8 @@ class LibraryStage(NamedTuple):
     function: str
     tensors: tuple[str, ...]
     """The names of those that it takes."""
+    shapes: tuple[ShapeReader | None, ...]
+    """The shapes that it takes them in, if not in their own."""
     options: tuple[Any, ...]
     """Each a number, or a function of a call."""
     targets: tuple[Tensor, ...]
@@ -328,9 +331,19 @@ class LibraryStage(NamedTuple):
     @classmethod
     def of(cls, call: Library, binder: Binder) -> LibraryStage:
         """Everything about a library call that can be worked out before the first call of the fusion."""
-        tensors = tuple(v.tensor.memory.name for v in call.values if isinstance(v, Read))
+        given = [v.tensor for v in call.values if isinstance(v, Read)]
+        shapes: list[ShapeReader | None] = []
+        for tensor in given:
+            sizes = [d.extent_expr for d in storage_of(tensor.logical)]
+            shapes.append(None if len(sizes) == len(tensor.memory.storage) else binder.shape_reader(sizes))
         options = tuple(binder.number_reader(o) if isinstance(o, Expr) else o for o in call.options)
-        return cls(call.function, tensors, options, tuple(call.targets))
+        return cls(call.function, tuple(t.memory.name for t in given), tuple(shapes), options, tuple(call.targets))
+
+    def run(self, call: BoundCall, tensors: Mapping[str, torch.Tensor], backend: str) -> tuple[torch.Tensor, ...]:
+        """Calls the function, given the tensors of a call by name."""
+        shaped = zip(self.tensors, self.shapes, strict=True)
+        given = [tensors[name] if shape is None else tensors[name].view(shape(call)) for name, shape in shaped]
+        return library.run(self.function, given, [each(call) if callable(each) else each for each in self.options], backend)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import serrate
 from serrate import ir, ops, settings
+from serrate.fusion_stage import LibraryStage
 from tests.engine.oracle import BACKENDS
 
 Activation = Callable[[Any], Any]
@@ -124,6 +125,15 @@ def test_an_expert_layer_is_three_launches(strategy: str | None) -> None:
     assert first.count("tl.dot") == 2 * second.count("tl.dot") > 0 == third.count("tl.dot")
     assert first.count("tl.store") == second.count("tl.store")
     assert "sr_silu" in first
+
+
+def test_an_expert_layer_is_a_grouping_and_one_program() -> None:
+    """Choices are grouped where they are in memory, and tokens are read at the order of the groups divided by `top_k`."""
+    stages = layer(4, 48, 33, 2, torch.bfloat16).compile("cpp").stages
+    assert [s.function if isinstance(s, LibraryStage) else s.input_names[:3] for s in stages] == [
+        "group_and_invert",
+        ("T0", "T1", "T3"),
+    ]
 
 
 def test_indices_of_a_group_of_rows_are_read_only_where_rows_are() -> None:

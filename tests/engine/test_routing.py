@@ -303,6 +303,40 @@ def _lookup(lengths: list[int], entries: int, seed: int) -> tuple[Tensor, Tensor
     return table, tokens, torch.tensor([0, *itertools.accumulate(lengths)])
 
 
+SORTED: dict[str, tuple[tuple[int, ...], Callable[[Any], Any], Callable[[Tensor], Tensor], int]] = {
+    "merged": ((6, 4, 5), lambda x: ops.flatten(x, 0, 1), lambda x: x.flatten(0, 1), 1),
+    "merged twice": ((3, 4, 5), ops.flatten, torch.flatten, 1),
+    "split": ((6, 4), lambda x: ops.unflatten(x, 0, (2, 3)), lambda x: x.view(2, 3, 4), 2),
+    "transposed": ((6, 4), lambda x: ops.permute(x, 1, 0), lambda x: x.t(), 2),
+    "transposed, merged": (
+        (6, 4, 5),
+        lambda x: ops.flatten(ops.permute(x, 1, 0, 2), 0, 1),
+        lambda x: x.transpose(0, 1).flatten(0, 1),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SORTED)
+def test_views_in_memory_order_are_sorted_without_a_copy(name: str) -> None:
+    shape, view, on_torch, stages = SORTED[name]
+    program = record(lambda f: ops.sort(view(f.input(shape, torch.float32)), -1)).compile("cpp")
+    x = torch.randn(shape)
+    same(program(x), tuple(torch.sort(on_torch(x), dim=-1, stable=True)), name)
+    assert len(program.stages) == stages
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_topk_of_rows_reads_them_in_place(backend: str) -> None:
+    program = record(lambda f: ops.topk(nested(f.input((None, 6), torch.float32), f.input((None,), torch.int64)), 2)).compile(
+        backend
+    )
+    x, offsets = torch.randn(9, 6), torch.tensor([0, 4, 4, 9])
+    want = torch.topk(x, 2)
+    same(program(x, offsets), tuple(rows_of(t, offsets) for t in want), "topk")
+    assert len(program.stages) == 1
+
+
 def test_a_chain_of_lookups_joins_and_scans() -> None:
     for where, program in every_plan(record(_chain), "chain"):
         for k, lengths in enumerate(LENGTHS):

@@ -25,6 +25,7 @@ from serrate.ir.fusion import PositionInside
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Library
+from serrate.ir.transforms import Merge
 from serrate.ir.values import Place, Tensor, call, extent, index_of, position
 from serrate.ir.view import TensorView
 
@@ -37,11 +38,29 @@ class ValuesIndices(NamedTuple):
 
 
 def library(function: str, targets: list[Tensor], given: list[TensorView], *options: int | Expr) -> tuple[TensorView, ...]:
-    """Records a library call, which needs its arguments contiguous: a permuted view is copied first."""
-    own = [x if x.tensor.base is None else set(x) for x in given]
+    """Records a library call. Its arguments are whole tensors: a view whose elements have another order in memory is copied."""
+    own = [x if is_in_memory_order(x) else set(x) for x in given]
     statement = Library(function, tuple(targets), tuple(x.at(x.domains) for x in own), options)
     domains = {d.uid: d for x in own for d in x.domains}
     return own[0].fusion.define(targets, tuple(domains.values()), statement)
+
+
+def is_in_memory_order(x: TensorView) -> bool:
+    """Whether a tensor stores its elements in the order of its dims. So does a view that only merges dims of its base, or makes
+    rows of them."""
+    stored = x.tensor.memory.storage
+    if x.tensor.base is None or any(d.extent_expr.arrays for d in stored):
+        return x.tensor.base is None
+    return _unmerged(storage_of(x.domains)) == _unmerged(stored)
+
+
+def _unmerged(domains: Sequence[IterDomain]) -> list[int]:
+    """The domains that these were merged from, in order, by uid."""
+    found: list[int] = []
+    for domain in domains:
+        made = domain.definition
+        found += _unmerged(made.inputs) if isinstance(made, Merge) else [domain.uid]
+    return found
 
 
 def sort(x: TensorView, dim: int = -1, descending: bool = False) -> ValuesIndices:
