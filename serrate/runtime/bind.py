@@ -40,7 +40,18 @@ from serrate.runtime.arrays import derive, remembered
 from serrate.runtime.memory import InMemory, Scratch
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
-from serrate.tensor.checks.validate import CheckTime, check_lengths, check_products, check_starts, check_time, run_check
+from serrate.tensor.checks.deferred import poll
+from serrate.tensor.checks.validate import (
+    NO_KNOWN_LENGTHS,
+    CheckTime,
+    Validate,
+    check_lengths,
+    check_products,
+    check_starts,
+    check_time,
+    defer_offsets_check,
+    run_check,
+)
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, is_host, on_host
@@ -80,6 +91,8 @@ class BoundCall:
     """What was derived in this call. Computed tensors are new in every call, and so is everything derived from them."""
     hints: Hints = NO_HINTS
     """Those of the first ragged argument."""
+    checked: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By id: computed offsets whose check has begun."""
     unchecked: list[Callable[[BoundCall], bool]] | None = None
     """Checks that wait for something to be computed; None before the first stage."""
     sizes: dict[Any, Any] | None = None
@@ -93,6 +106,10 @@ class BoundCall:
         found = {place: unread.pop(place)() for place in places if place in unread}
         if found:
             self.numbers = tuple([found.get(place, number) for place, number in enumerate(self.numbers)])
+
+    def validate(self, offsets: Iterable[torch.Tensor]) -> Validate:
+        """How a structure with these offsets is validated: not at all if they are being checked."""
+        return False if all(id(each) in self.checked for each in offsets) else None
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
         """What `make` returns for these tensors: cached with them, or only for this call if one of them was computed."""
@@ -390,9 +407,17 @@ class Binder(Arguments):
 
         def step(call: BoundCall) -> None:
             known = None if place is None else call.known.levels.get(place)
-            if known is None or known_total(*known) != size(call):
-                with _named("as_nested"):
-                    self.structure(call, chain, total)
+            if known is not None and known_total(*known) == size(call):
+                return
+            if call.computed and chain[0].name in call.computed and len(chain) == 1 and not is_host(call.device):
+                # Few results have these rows: most calls need no structure.
+                offsets = self.array(call, chain[0])
+                poll()
+                defer_offsets_check((offsets,), size(call), NO_KNOWN_LENGTHS)
+                call.checked[id(offsets)] = offsets
+                return
+            with _named("as_nested"):
+                self.structure(call, chain, total)
 
         return step
 
@@ -533,13 +558,16 @@ class Binder(Arguments):
 
     def structure_of(self, call: BoundCall, tensors: tuple[torch.Tensor, ...], size: int) -> Structure:
         """The structure of offsets, outermost first, over `size` positions."""
-        return call.remember(tensors, known_key(size), lambda: Structure.from_offsets(*tensors, total=size))
+        validate = call.validate(tensors)
+        return call.remember(tensors, known_key(size), lambda: Structure.from_offsets(*tensors, total=size, validate=validate))
 
     def known_longest(self, call: BoundCall, ragged: RaggedIterDomain) -> int | None:
         """The length of the longest row, if nothing needs to be copied to the host to say it."""
         place, total = self._offsets_place(ragged)
         if place in call.known.levels:
             return known_longest(*call.known.levels[place])
+        if place < 0 and not is_host(call.device):
+            return None
         if total is not None:
             return self.structure(call, (self.offsets_of(ragged),), total).known_max_length()
         return self.longest(call, ragged) if is_host(call.device) else None

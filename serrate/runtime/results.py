@@ -30,6 +30,7 @@ from serrate.ir.view import TensorView
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, BoundCall, KnownRows, known_key, known_total, structure_key
 from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor.checks.validate import Validate
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.jagged import trusted
 from serrate.tensor.rows import Rows
@@ -107,7 +108,7 @@ class ResultReader:
 
         def make() -> Structure:
             parts = zip(dims, chains, columns, strict=True)
-            return Structure(tuple(_rows(chain, width, shape[dim]) for dim, chain, width in parts), dims)
+            return Structure(tuple(_rows(chain, width, shape[dim], call.validate(chain)) for dim, chain, width in parts), dims)
 
         return call.remember(offsets, _key(dims, tuple(map(len, chains)), tuple(shape[dim] for dim in dims)), make)
 
@@ -185,9 +186,9 @@ def _product(group: Group) -> tuple[RaggedIterDomain, RaggedIterDomain] | None:
     return None
 
 
-def _rows(chain: tuple[torch.Tensor, ...], columns: torch.Tensor | None, size: int) -> Rows:
+def _rows(chain: tuple[torch.Tensor, ...], columns: torch.Tensor | None, size: int, validate: Validate) -> Rows:
     if columns is None:
-        return Structure.from_offsets(*chain, total=size).rows[0]
+        return Structure.from_offsets(*chain, total=size, validate=validate).rows[0]
     rows = Structure.from_offsets(*chain).rows[0]
     if columns.dtype == chain[0].dtype:
         wide = Rows(rows.offsets, columns=columns)

@@ -15,6 +15,7 @@ from serrate.errors import DeviceError, StructureError
 from serrate.tensor.checks.deferred import poll
 from serrate.tensor.checks.validate import (
     LARGEST,
+    NO_KNOWN_LENGTHS,
     CheckTime,
     KnownLengths,
     MeasuredLengths,
@@ -217,7 +218,7 @@ def _record_facts(
                 facts["max", level], facts["min", level] = found[k].longest, found[k].shortest
             level += 1
     if max_length is None and min_length is None:
-        return _NOTHING if rows.depth == 1 else known_of(None, None, rows.depth)
+        return NO_KNOWN_LENGTHS if rows.depth == 1 else known_of(None, None, rows.depth)
     known = known_of(max_length, min_length, rows.depth)
     trusted = when is CheckTime.NEVER
     for level, length in enumerate(known.longest):
@@ -233,9 +234,6 @@ def _record_facts(
             elif length != measured:
                 check_extreme("min_length", length, "shortest", int(measured))
     return known
-
-
-_NOTHING = known_of(None, None, 1)
 
 
 def _keep_lengths(rows: Rows, lengths: Sequence[Tensor | None]) -> None:

@@ -275,6 +275,10 @@ class KnownLengths(NamedTuple):
             level += 1
 
 
+NO_KNOWN_LENGTHS = KnownLengths((None,), (None,))
+"""A single level, of which the caller supplied nothing."""
+
+
 def known_of(longest: Any, shortest: Any, levels: int) -> KnownLengths:
     """Lengths supplied for the innermost level or for every level, brought to one per level.
 
