@@ -146,10 +146,11 @@ def test_stores_and_reads_of_one_element(
 
 
 def test_a_store_waits_for_threads_that_use_what_was_there() -> None:
-    x, kernel = torch.randn(3, 8), serrate.kernel(summed_and_doubled)
-    wanted = x.sum(1)
+    x, kernel = torch.randn(3, 20), serrate.kernel(summed_and_doubled)
+    last, doubled = x[:, 16:].sum(1), x * 2
     assert of(kernel, x, torch.zeros(3)) == [1]
-    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(3)), wanted)
+    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(3)), last)
+    torch.testing.assert_close(x, doubled)
 
 
 def test_a_second_store_waits_for_the_first() -> None:

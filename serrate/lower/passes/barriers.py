@@ -19,7 +19,7 @@ spread over threads independently. No barrier is needed
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from typing import NamedTuple
 
 from serrate.ir.expr import Expr
 from serrate.ir.loops import (
@@ -56,8 +56,20 @@ def _may_conflict(body: Body) -> bool:
 
 Place = tuple[Tensor, tuple[Expr, ...], Lanes]
 """Which element of a tensor each lane accesses."""
-Pending = dict[Access, bool]
-"""Accesses that some lanes may not have done yet; of each, whether it is one of an earlier iteration, to other elements."""
+Reading = tuple[int, Place]
+"""What a statement, by its id, reads."""
+
+
+class Earlier(NamedTuple):
+    """An access that some lanes may not have done yet."""
+
+    access: Access
+    in_place: bool
+    """Whether it reads what is used only to compute what is then stored there."""
+
+
+Pending = dict[Earlier, bool]
+"""Of each access, whether it is one of an earlier iteration, to other elements."""
 
 
 class _Worker:
@@ -95,7 +107,7 @@ class _Worker:
         before = self.pending
         self.pending = dict(before)
         inward(loop, self.body)
-        carried = {a: _moves(loop, a) for a in self.pending if not _are_apart(loop, a.tensor)}
+        carried = {e: _moves(loop, e.access) for e in self.pending if not _are_apart(loop, e.access.tensor)}
         self.pending = before | carried
         made = inward(loop, self.body)
         after = self.pending
@@ -108,9 +120,9 @@ class _Worker:
         return (made,)
 
     def _statement(self, node: Node) -> tuple[Node, ...]:
-        own = list(accesses((node,)))
-        waiting = ((later, earlier, moved) for later in own for earlier, moved in self.pending.items())
-        needed = any(_conflict(earlier, moved, later, self.in_place) for later, earlier, moved in waiting)
+        own = [Earlier(a, not a.stores and (id(node), _place(a)) in self.in_place) for a in accesses((node,))]
+        waiting = ((earlier, moved, later.access) for later in own for earlier, moved in self.pending.items())
+        needed = any(_conflict(*each) for each in waiting)
         if needed:
             self.pending = {}
         self.pending |= dict.fromkeys(own, False)
@@ -138,36 +150,38 @@ def _are_apart(loop: For | While, memory: Tensor) -> bool:
     return is_apart(found[0].index, found[0].lanes, loop.symbol, varying)
 
 
-def _read_in_place(body: Body) -> set[Place]:
+def _read_in_place(body: Body) -> set[Reading]:
     """What is read only to compute what is then stored there."""
     every = list(nodes(body))
-    sources: dict[str, set[Place]] = {}
-    users: dict[Place, list[Node]] = {}
+    sources: dict[str, set[Reading]] = {}
+    users: dict[Reading, list[Node]] = {}
     for _ in range(2):  # a loop may carry a block to its next iteration
         for node in every:
             names = blocks_read(node) | names_in(*expressions_of(node))
-            read = {_place(a) for a in accesses((node,)) if not a.stores}.union(*(sources.get(name, ()) for name in names))
-            for place in read:
-                users.setdefault(place, []).append(node)
+            own = {(id(node), _place(a)) for a in accesses((node,)) if not a.stores}
+            read = own.union(*(sources.get(name, ()) for name in names))
+            for reading in read:
+                users.setdefault(reading, []).append(node)
             for local in written_by(node):
                 sources.setdefault(local.name, set()).update(read)
 
     def is_stored(node: Node, place: Place) -> bool:
         return isinstance(node, Write) and (node.tensor.memory, node.index, node.lanes) == place
 
-    return {place for place, found in users.items() if all(isinstance(n, Assign) or is_stored(n, place) for n in found)}
+    return {each for each, found in users.items() if all(isinstance(n, Assign) or is_stored(n, each[1]) for n in found)}
 
 
-def _conflict(earlier: Access, moved: bool, later: Access, in_place: Collection[Place]) -> bool:
+def _conflict(earlier: Earlier, moved: bool, later: Access) -> bool:
     """Whether the later access must wait for the earlier one."""
-    if earlier.tensor is not later.tensor or not (earlier.stores or later.stores):
+    access, in_place = earlier
+    if access.tensor is not later.tensor or not (access.stores or later.stores):
         return False
     if not later.stores:
         return True
-    same = _place(earlier) == _place(later)
-    if earlier.stores:
-        return not same and not (earlier.adds and later.adds)
-    return not same or moved or _place(later) not in in_place
+    same = _place(access) == _place(later)
+    if access.stores:
+        return not same and not (access.adds and later.adds)
+    return not same or moved or not in_place
 
 
 def _count(node: Node) -> int:
