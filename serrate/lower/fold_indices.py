@@ -6,6 +6,8 @@ In: the definitions of a fusion. Out: the same; arithmetic that only computed in
 
 An index that is read from memory must be complete before the stage that reads at it, so `T1` would be a stage of its own: another
 launch on a GPU. A layer that sends each token to `k` experts reads the tokens at `order // k`.
+
+Long arithmetic is stored: folded, a sum that is used twice at each of `n` steps would be an expression of 2^n terms.
 """
 
 from __future__ import annotations
@@ -22,19 +24,32 @@ from serrate.ir.rewrites import map_values
 from serrate.ir.tile import Leaf, Store
 from serrate.ir.values import Call, Constant, Place, Read, Tensor, Value, index_read, reindex
 
+MOST_OPERATIONS = 16
+"""An index that takes more operations on integers in memory is stored instead."""
+
 
 def fold_indices(definitions: Sequence[Definition]) -> list[Definition]:
     """The definitions, with arithmetic folded into indices."""
     stores: dict[Tensor, Store] = {}
+    operations: dict[Tensor, int] = {}
     folded: list[Definition] = []
     for definition in definitions:
         statement = definition.statement
         if stores and isinstance(statement, Leaf):
             definition = replace(definition, statement=map_values(statement, lambda value: _folded(value, stores)))
         if isinstance(statement, Store) and isinstance(statement.value, Call):
-            stores[statement.tensor] = statement
+            number = _operations(statement.value, operations)
+            if number <= MOST_OPERATIONS:
+                stores[statement.tensor], operations[statement.tensor] = statement, number
         folded.append(definition)
     return folded
+
+
+def _operations(value: Value, known: Mapping[Tensor, int]) -> int:
+    """How many operations a value takes, with those of the tensors that it reads."""
+    if isinstance(value, Read):
+        return known.get(value.tensor, 0)
+    return sum((_operations(each, known) for each in value.args), start=int(isinstance(value, Call)))
 
 
 def _folded(value: Value, stores: Mapping[Tensor, Store]) -> Value | None:

@@ -101,3 +101,20 @@ def test_gradients_of_what_is_read() -> None:
     halves(table, i).backward(gradient)
     wanted = torch.zeros(4, 3).index_add_(0, i // 2, gradient)
     torch.testing.assert_close(table.grad, wanted)
+
+
+def test_arithmetic_that_doubles_at_every_step_is_stored() -> None:
+    with ir.Fusion() as f:
+        table, given = f.input((None, 3), torch.float32), f.input((None,), torch.int64)
+        at = given
+        for _ in range(12):
+            at = at - at // 2
+        f.output(ops.index(table, at))
+    program = f.compile("cpp")
+    at = torch.tensor([0, -1, 9, 40_000, 12])
+    data = torch.randn(12, 3)
+    found = program(data, at)
+    for _ in range(12):
+        at = at - at // 2
+    torch.testing.assert_close(found, expected(data, at))
+    assert len(program.stages) == 2
