@@ -105,11 +105,17 @@ class _Definitions:
     def inlined(self, value: Value) -> Value | None:
         """A value in terms of inputs and sums; None if something is read in another way than it was stored."""
         strange = False
+        known: dict[Value, Value | None] = {}
 
         def change(v: Value) -> Value | None:
-            nonlocal strange
             if not isinstance(v, Read) or v.tensor.role is Role.INPUT:
                 return None
+            if v not in known:
+                known[v] = inlined(v)
+            return known[v]
+
+        def inlined(v: Read) -> Value | None:
+            nonlocal strange
             store = self.stores.get(v.tensor)
             if store is None:
                 leaf = self.sums.get(v.tensor)

@@ -6,6 +6,7 @@ In: ragged tensors of one level, nested, and of rectangles. Out: failures that n
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -272,3 +273,22 @@ def test_best_of_nested_rows(backend: str) -> None:
     same(jit(lambda x: torch.argsort(x, 2), backend=backend)(NESTED), [row.argsort(0) for row in leaves(NESTED)])
     total = jit(lambda x: torch.topk(x, 2, 2).values.sum(2), backend=backend)(NESTED)
     torch.testing.assert_close(total.values, torch.stack([row.sort(0, True).values[:2].sum(0) for row in leaves(NESTED)]))
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_values_used_twice_at_each_of_many_steps(backend: str) -> None:
+    """The compiler visits every value once, not once for each of the 2^18 paths to it: that would take minutes."""
+
+    def residuals(x: Any) -> Any:
+        for _ in range(18):
+            x = x + x * x * 0.01
+        return x.sum(1)
+
+    jt = JaggedTensor.from_lengths(torch.randn(8), [3, 0, 5])
+    begun = time.process_time()
+    got = jit(residuals, backend=backend)(jt)
+    assert time.process_time() - begun < 15
+    values = jt.values
+    for _ in range(18):
+        values = values + values * values * 0.01
+    torch.testing.assert_close(got, torch.stack([row.sum() for row in values.split([3, 0, 5])]))

@@ -219,13 +219,15 @@ class ValuePrinter(IndexPrinter):
 
     def _varies_over(self, value: Value, lanes: Lanes) -> set[Lane]:
         """The lanes that a value has a position for."""
-        if isinstance(value, Call):
-            return {lane for arg in value.args for lane in self._varies_over(arg, lanes)}
+        return {lane for each in value.walk() for lane in self._own_lanes(each, lanes)}
+
+    def _own_lanes(self, value: Value, lanes: Lanes) -> Collection[Lane]:
+        """The lanes that a value has a position for, without those of its arguments."""
         if isinstance(value, Load):
             return self.pointer(value.tensor, value.index, lanes)[1]
         if isinstance(value, Held) and not self.single:
-            return set(value.local.lanes)
-        return self.lanes_in(value.expr) if isinstance(value, Number) else set()
+            return value.local.lanes
+        return self.lanes_in(value.expr) if isinstance(value, Number) else ()
 
     def missing(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
         """The contents, where the statement is masked off, of a block that holds this value; None if unknown."""
