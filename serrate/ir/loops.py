@@ -30,7 +30,7 @@ from typing import TypeVar
 import torch
 
 from serrate.ir.domains import ParallelType
-from serrate.ir.expr import Array, Expr, Less, Symbol, const, key_part
+from serrate.ir.expr import Array, Element, Expr, Less, Symbol, const, key_part
 from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.values import Call, Tensor, Value, carried_dtype, intern
 
@@ -437,6 +437,12 @@ def expressions_of(node: Node, *, numbers: bool = True) -> Iterator[Expr]:
                 for condition in inner.guard:
                     yield condition.left
                     yield condition.right
+
+
+def blocks_read(node: Node) -> set[str]:
+    """The private blocks that a statement reads, including those it uses as indices."""
+    found = {v.local.name for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
+    return found | {e.array.name for x in expressions_of(node) for e in x.walk() if isinstance(e, Element) and e.array.local}
 
 
 def multiplies_matrices(node: Dot) -> bool:

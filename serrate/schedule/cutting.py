@@ -65,7 +65,7 @@ from serrate.ir.tile import (
     with_inner,
 )
 from serrate.ir.values import Role, Tensor, Value, call, carried_dtype, constant
-from serrate.schedule.dependences import require_independent, require_movable_ahead
+from serrate.schedule.dependences import is_read_inside, require_independent, require_movable_ahead
 
 
 @dataclass(frozen=True)
@@ -296,6 +296,11 @@ class Cut:
             if carry.reduction is None:
                 raise ScheduleError(
                     f"{carry}, carried around {self.axis}, is not a known reduction, so pieces of a row cannot be combined"
+                )
+            if is_read_inside(carry, self.loop):
+                raise ScheduleError(
+                    f"{carry}, carried around {self.axis}, is read inside the loop, where it covers only the row so far: "
+                    "a piece of a row does not know the pieces before it"
                 )
         if any(a.alias_of is self.axis for a in self.program.axes):
             raise ScheduleError(f"{self.axis} indexes two dims of one value, so its rows cannot be cut")

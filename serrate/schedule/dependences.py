@@ -1,9 +1,10 @@
-"""Memory dependences of block statements: may a loop run in any order, and ahead of the statements before it?
+"""Dependences of block statements: may a loop run in any order, and ahead of the statements before it?
 
-In: a phase and one of its loops. Out: nothing, or a `ScheduleError` that names the tensor. Private blocks are not
-considered: a loop lists the ones it carries. If two accesses have the same index in a dim, and that index is different in every
-iteration, they conflict within one iteration at most. Any other pair of accesses to a tensor, one of them a store, may conflict
-across iterations. Like torch, this assumes that stores through an index tensor go to distinct places.
+In: a phase and one of its loops. Out: nothing, or a `ScheduleError` that names the tensor. Of private blocks, a loop lists the
+ones it carries; `is_read_inside` says whether an iteration needs what earlier ones left there. In memory, if two accesses have
+the same index in a dim, and that index is different in every iteration, they conflict within one iteration at most. Any other
+pair of accesses to a tensor, one of them a store, may conflict across iterations. Like torch, this assumes that stores through an
+index tensor go to distinct places.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 
 from serrate.errors import ScheduleError
 from serrate.ir.expr import Element, Expr, Sum
-from serrate.ir.loops import Assign, Block, Lanes, Load, Node, Write, values_of
-from serrate.ir.tile import GRID, Axis, Loop, Phase, Statement, TileProgram, inner, statements
+from serrate.ir.loops import Assign, Block, If, Lanes, Load, Node, While, Write, blocks_read, values_of, written_by
+from serrate.ir.tile import GRID, Axis, Carry, Loop, Phase, Statement, TileProgram, inner, statements
 from serrate.ir.values import Call, Role, Tensor, Value
 
 
@@ -85,6 +86,22 @@ class _Moving:
 
 def _uncast(value: Value) -> Value:
     return value.args[0] if isinstance(value, Call) and value.function == "cast" else value
+
+
+def is_read_inside(carry: Carry, loop: Loop) -> bool:
+    """Whether anything but its own update depends on a carried value inside its loop: what is stored, what decides a branch,
+    or another carried value."""
+    others = {local.name for each in loop.carried if each is not carry for local in each.locals}
+    reached, before = {local.name for local in carry.locals}, set[str]()
+    while reached != before:
+        before = set(reached)
+        for node in statements(loop.body):
+            if isinstance(node, Block | If | While) and blocks_read(node) & reached:
+                written = {local.name for local in written_by(node)} if isinstance(node, Block) else set()
+                if not written or written & others:
+                    return True
+                reached |= written
+    return False
 
 
 def require_movable_ahead(phase: Phase, loop: Loop) -> None:

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from serrate.errors import KernelError
-from serrate.ir.loops import Block, If, While, written_by
 from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements
-from serrate.lower.passes.common import blocks_read, names_in
+from serrate.schedule.dependences import is_read_inside
 from serrate.tensor import JaggedTensor
 
 WHOLE = 512
@@ -34,31 +33,9 @@ def unproven(program: TileProgram) -> list[tuple[Axis, Carry]]:
         if isinstance(node, Loop) and node.kind is SERIAL:
             axis = program.axis_of(node.domain)
             if axis is not None and axis.block is None:
-                doubtful = (c for c in node.carried if c.reduction is None or _is_read(c, node))
+                doubtful = (c for c in node.carried if c.reduction is None or is_read_inside(c, node))
                 found |= {carry: axis for carry in doubtful if carry not in found}
     return [(axis, carry) for carry, axis in found.items()]
-
-
-def _is_read(carry: Carry, loop: Loop) -> bool:
-    """Whether anything but its own update depends on a carried value inside its loop: what is stored, what decides a branch, or
-    another carried value."""
-    own = {local.name for local in carry.locals}
-    others = {local.name for each in loop.carried if each is not carry for local in each.locals}
-    reached, before = set(own), set[str]()
-    while reached != before:
-        before = set(reached)
-        for node in statements(loop.body):
-            if not isinstance(node, Block | If | While):
-                continue
-            tests = node.guard if isinstance(node, If | While) else ()
-            read = names_in(*(side for test in tests for side in (test.left, test.right))) if tests else blocks_read(node)
-            if not read & reached:
-                continue
-            written = {local.name for local in written_by(node)}
-            if not written or written & others:
-                return True
-            reached |= written
-    return False
 
 
 def tiles_to_try(env: Mapping[str, Any]) -> tuple[int, int, int]:

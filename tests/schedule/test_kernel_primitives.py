@@ -125,6 +125,38 @@ def test_opaque_updates_are_not_cut_and_keep_their_tiles() -> None:
         recorder.do("mark", "decayed", "kri", "lanes")
 
 
+@serrate.kernel
+def running(x: JaggedTensor) -> JaggedTensor:
+    out = torch.empty_like(x)
+    for b in hl.tile(x.num_rows):
+        before = hl.zeros([b])
+        for k in hl.tile(x.max_length, block_size=4):
+            out[b, k] = x[b, k].cumsum(1) + before[:, None]
+            before = before + x[b, k].sum(1)
+    return out
+
+
+@serrate.kernel
+def sum_of_sums(x: JaggedTensor) -> torch.Tensor:
+    out = torch.empty(x.num_rows)
+    for b in hl.tile(x.num_rows):
+        before, total = hl.zeros([b]), hl.zeros([b])
+        for k in hl.tile(x.max_length, block_size=1):
+            before = before + x[b, k].sum(1)
+            total = total + (x[b, k] * before[:, None]).sum(1)
+        out[b] = total
+    return out
+
+
+@pytest.mark.parametrize("kernel", [running, sum_of_sums])
+def test_a_row_is_not_cut_if_its_loop_reads_what_it_has_carried_so_far(kernel: Any) -> None:
+    recorder = Recorder(program_of(kernel, rows()))
+    phase = recorder.program.phases[0].name
+    recorder.do("ragged", phase, "k")
+    with pytest.raises(ScheduleError, match=r"before, carried around the tile of line .*, is read inside the loop"):
+        recorder.do("cut", phase, "kr", 8)
+
+
 def test_a_loop_that_stores_past_the_rows_does_not_end_with_them() -> None:
     recorder = Recorder(program_of(past_the_rows, rows(), torch.zeros(5, 12)))
     with pytest.raises(ScheduleError, match="no statement in the loop over k is guarded by a row length"):

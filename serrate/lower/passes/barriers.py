@@ -33,13 +33,14 @@ from serrate.ir.loops import (
     Node,
     While,
     Write,
+    blocks_read,
     expressions_of,
     nodes,
     written_by,
 )
 from serrate.ir.tile import GRID
 from serrate.ir.values import Tensor
-from serrate.lower.passes.common import Body, blocks_read, effects, inward, is_apart, kept, names_in, per_kernel
+from serrate.lower.passes.common import Body, effects, inward, is_apart, kept, names_in, per_kernel
 from serrate.schedule.dependences import Access, accesses
 
 

@@ -21,7 +21,6 @@ from serrate.ir.loops import (
     Fold,
     For,
     Guard,
-    Held,
     If,
     Lanes,
     Load,
@@ -101,12 +100,6 @@ def names_in(*exprs: Expr) -> set[str]:
     """The names that index expressions read: symbols, and private blocks of indices."""
     found = {s.name for e in exprs for s in e.symbols}
     return found | {e.array.name for x in exprs for e in x.walk() if isinstance(e, Element) and e.array.local}
-
-
-def blocks_read(node: Node) -> set[str]:
-    """The private blocks that a statement reads, including those it uses as indices."""
-    found = {v.local.name for value in values_of(node) for v in value.walk() if isinstance(v, Held)}
-    return found | {e.array.name for x in expressions_of(node) for e in x.walk() if isinstance(e, Element) and e.array.local}
 
 
 def without(value: Load, known: Iterable[Less]) -> Value:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from serrate.ir.loops import Declare, For, Load, Local, LoopProgram, Node, Reduce, held, nodes, written_by
+from serrate.ir.loops import Declare, For, Load, Local, LoopProgram, Node, Reduce, blocks_read, held, nodes, written_by
 from serrate.ir.reductions import reduction
 from serrate.ir.tile import SERIAL
 from serrate.ir.values import Role
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, blocks_read, inward, kept, per_kernel
+from serrate.lower.passes.common import Body, inward, kept, per_kernel
 
 
 def loop_partials(program: LoopProgram, *, most: int) -> LoopProgram:

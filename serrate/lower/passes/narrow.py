@@ -29,13 +29,14 @@ from serrate.ir.loops import (
     Node,
     Reduce,
     Write,
+    blocks_read,
     bodies,
     expressions_of,
     nodes,
     values_of,
 )
 from serrate.ir.values import Value
-from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, per_kernel, with_values, without
+from serrate.lower.passes.common import Body, Effect, effects, inward, kept, per_kernel, with_values, without
 
 
 def narrow(program: LoopProgram) -> LoopProgram:

@@ -19,12 +19,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from serrate.ir.conditions import conditions_of
 from serrate.ir.expr import Expr, FloorDiv, Less, Minimum, Symbol, const, maximum, minimum, symbol
-from serrate.ir.loops import Bind, Declare, Dot, For, If, Load, LoopProgram, Node, While, Write, nodes, values_of, written_by
+from serrate.ir.loops import (
+    Bind,
+    Declare,
+    Dot,
+    For,
+    If,
+    Load,
+    LoopProgram,
+    Node,
+    While,
+    Write,
+    blocks_read,
+    nodes,
+    values_of,
+    written_by,
+)
 from serrate.ir.solve import certain, end_of, start_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Call, Role, Value, call, rewrite
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, Effect, blocks_read, effects, inward, kept, names_in, per_kernel, with_values
+from serrate.lower.passes.common import Body, Effect, effects, inward, kept, names_in, per_kernel, with_values
 from serrate.lower.passes.end_loops import settled
 
 Bounds = Mapping[Less, Expr]

@@ -37,6 +37,7 @@ from serrate.ir.loops import (
     Node,
     Reduce,
     Write,
+    blocks_read,
     expressions_of,
     held,
     nodes,
@@ -50,7 +51,6 @@ from serrate.lower.names import Names
 from serrate.lower.passes.common import (
     Body,
     Effect,
-    blocks_read,
     effects,
     inward,
     is_apart,
