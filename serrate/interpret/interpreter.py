@@ -60,7 +60,7 @@ def _by_a_kernel(x: Any, caller: FrameType) -> bool:
 
 def prepare(function: Callable[..., Any]) -> AnnotatedKernel:
     """The instrumented function, compiled once."""
-    return noted(function, lambda: LoopRun(current("a loop of a kernel")))
+    return noted(function, lambda is_while: LoopRun(current("a loop of a kernel"), is_while))
 
 
 def interpret(

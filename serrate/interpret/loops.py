@@ -30,31 +30,34 @@ from serrate.interpret.values import ConcreteTile, ConcreteValue, Unusable, valu
 
 
 class LoopRun:
-    """One execution of a `for` or `while` statement of a kernel."""
+    """One execution of a `for` or `while` statement of a kernel. A `for` over anything but tiles is plain Python: it repeats its
+    body, as if the statements were written several times."""
 
-    def __init__(self, run: KernelRun) -> None:
+    def __init__(self, run: KernelRun, is_while: bool) -> None:
         self._run = run
+        self._is_while = is_while
         self._carried: dict[str, Any] = {}
         self.iterations = 0
         self.tile_born: int | None = None
         self.parallel = False
-        self.start = run.clock
+        self.start: int = run.loops[-1].start if run.loops else run.clock
         run.loops.append(self)
 
     def step(self) -> None:
         """Begins an iteration."""
         self.iterations += 1
-        if self.tile_born is None:
+        if self.tile_born is not None:
+            self.start = self.tile_born
+        elif self._is_while:
             self._run.clock += 1
             self.start = self._run.clock
-        else:
-            self.start = self.tile_born
 
     def carry(self, name: str, value: Any) -> Any:
         """A carried value at the end of an iteration, or before the first, as the next iteration or the rest of the kernel sees
         it."""
         before = self._carried.get(name)
-        if self.iterations and value is not before and isinstance(value, ConcreteValue):
+        is_plain = self.tile_born is None and not self._is_while
+        if self.iterations and not is_plain and value is not before and isinstance(value, ConcreteValue):
             if self.parallel:
                 value = _unusable(
                     before,

@@ -3,7 +3,7 @@
 In: a Python function. Out: the same function recompiled from its source, in which every `for` and `while` reports when an
 iteration begins and which values it carries; everything else, including line numbers, is as the user wrote it.
 
-    for tile_k in hl.tile(n):                loop = enter()
+    for tile_k in hl.tile(n):                loop = enter(False)
         acc = acc + x[tile_k].sum()          for tile_k in hl.tile(n):
                                                  if "acc" in locals(): acc = loop.carry("acc", acc)
                                                  loop.step()
@@ -37,8 +37,9 @@ class AnnotatedKernel:
     last: int
 
 
-def noted(function: Callable[..., Any], enter: Callable[[], Any]) -> AnnotatedKernel:
-    """The instrumented function; `enter` creates the loop object for every execution of a loop."""
+def noted(function: Callable[..., Any], enter: Callable[[bool], Any]) -> AnnotatedKernel:
+    """The instrumented function; `enter` creates the loop object for every execution of a loop, given whether it is a
+    `while`."""
     found, offset, lines = parsed(function)
     _LoopNotes().visit(found)
     ast.increment_lineno(found, offset)
@@ -85,7 +86,7 @@ class _LoopNotes(ast.NodeTransformer):
                     ast.copy_location(part, like)
             return made
 
-        entered = ast.parse(f"{loop} = {ENTER}()").body
+        entered = ast.parse(f"{loop} = {ENTER}({isinstance(node, ast.While)})").body
         for part in ast.walk(entered[0]):
             ast.copy_location(part, node)
         node.body = [*notes("step"), *node.body]

@@ -317,6 +317,37 @@ def test_resting_is_of_one_value_and_one_loop(tile: Any) -> None:
     assert outer.tolist() == [3, 0, 3, 3]
 
 
+def test_a_python_loop_repeats_its_statements_and_carries_nothing(tile: Any) -> None:
+    """A row rests in iterations of loops over tiles. Conditions may differ between the repetitions."""
+
+    @serrate.kernel
+    def k(jt: JaggedTensor) -> tuple[torch.Tensor, JaggedTensor]:
+        counts, sums = torch.empty(3, jt.num_rows), torch.empty_like(jt)
+        for b in hl.tile(jt.num_rows):
+            alone, inside, around = hl.zeros([b]), hl.zeros([b]), hl.zeros([b])
+            for j in (0, 2, 4):
+                alone = alone + 1 + jt[b, j + hl.arange(2)].sum(1) * 0
+            for t in hl.tile(6, block_size=2):
+                for _ in range(2):
+                    inside = inside + 1 + jt[b, t].sum(1) * 0
+            for _ in range(3):
+                for t in hl.tile(6, block_size=2):
+                    around = around + 1 + jt[b, t].sum(1) * 0
+            counts[0, b], counts[1, b], counts[2, b] = alone, inside, around
+            for t in hl.tile(jt.max_length):
+                near = hl.zeros([b, t])
+                for j in range(3):
+                    near = near + jt[b, t.index - j]
+                sums[b, t] = near
+        return counts, sums
+
+    jt = ragged()
+    counts, sums = ran(k, tile)(jt)
+    assert counts.tolist() == [[3, 3, 3, 3], [2, 0, 6, 2], [3, 0, 9, 3]]
+    wanted = [torch.stack([row[max(i - 2, 0) : i + 1].sum() for i in range(len(row))]) for row in jt.unbind() if len(row)]
+    torch.testing.assert_close(sums.values, torch.cat(wanted))
+
+
 def test_a_carried_value_keeps_conditions_that_do_not_change(tile: Any) -> None:
     """Positions of a row as rows of a product, by an index made anew in every iteration."""
 
