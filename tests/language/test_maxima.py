@@ -93,3 +93,30 @@ def test_exponentials_past_a_row_are_not_below_its_maximum(backend: str) -> None
     wanted = torch.tensor([[1.0] * 3 + [torch.inf] * 2, [1.0] + [torch.e] * 4])
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(sums, torch.stack([torch.logsumexp(row, 0) for row in x.unbind()]))
+
+
+def statistics(x: JaggedTensor, y: JaggedTensor, n: int) -> torch.Tensor:
+    out = torch.empty(x.num_rows, 2)
+    for b in hl.tile(x.num_rows):
+        top, total = hl.full([b], -torch.inf), hl.zeros([b])
+        top2, total2 = hl.full([b], -torch.inf), hl.zeros([b])
+        for k in hl.tile(n):
+            new = torch.maximum(top, x[b, k].amax(1))
+            total = total * torch.exp(top - new) + torch.exp(x[b, k] - new[:, None]).sum(1)
+            top = new
+            new = torch.maximum(top2, y[b, k].amax(1))
+            total2 = total2 * torch.exp(top2 - new) + torch.exp(y[b, k] - new[:, None]).sum(1)
+            top2 = new
+        out[b, 0] = top + torch.log(total)
+        out[b, 1] = top2 + torch.log(total2)
+    return out
+
+
+@pytest.mark.parametrize("strategy", ["maskless", "masked"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_empty_row_adds_nothing_to_a_sum_of_exponentials(backend: str, strategy: str) -> None:
+    """Also in a block with longer rows, or in a loop that runs on for another tensor: e^(-inf - -inf) would be NaN."""
+    x, y = (JaggedTensor.from_lengths(torch.randn(9), lengths) for lengths in ([5, 0, 4, 0], [0, 2, 7, 0]))
+    wanted = [torch.stack([torch.logsumexp(row, 0) for row in t.unbind()]) for t in (x, y)]
+    found = serrate.kernel(statistics, strategy=strategy).on(backend)(x, y, 8)
+    torch.testing.assert_close(found, torch.stack(wanted, 1))

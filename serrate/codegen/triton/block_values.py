@@ -244,10 +244,18 @@ class ValuePrinter(IndexPrinter):
         if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
             return self.preferred.get(id(value), value.other)
         if isinstance(value, Call) and value.function in POWERS:
-            return 0 if self.missing(value.args[0], lanes, guard) == -math.inf else None
+            x, m = value.args
+            is_zero = value.function == "exp_diff" or self._has_terms(m, lanes, guard)
+            return 0 if self.missing(x, lanes, guard) == -math.inf and is_zero else None
         if isinstance(value, Call) and value.function == "cast":
             return 0 if self.missing(value.args[0], lanes, guard) == 0 else None
         return None
+
+    def _has_terms(self, maximum: Value, lanes: Lanes, guard: Guard) -> bool:
+        """Whether a guard certainly holds at some position for each lane of a maximum. Otherwise a row may be empty, its maximum
+        -inf, and e^(-inf - -inf) NaN."""
+        reduced = {lane.symbol for lane in set(lanes) - self._varies_over(maximum, lanes)}
+        return all(g.symbols <= reduced and not g.left.arrays | g.right.arrays for g in guard if g.symbols & reduced)
 
     def forget(self, local: str) -> None:
         """Invalidates values computed from a private block that changed."""
