@@ -7,6 +7,7 @@ without padding by generated code.
 from serrate import analysis, errors, ir, nn
 from serrate.api import conversions as _installs_conversions  # noqa: F401
 from serrate.api import eager as _installs_operators  # noqa: F401
+from serrate.api.graph_breaks import leave_graphs
 from serrate.api.jit import jit
 from serrate.api.kernel import Config, Kernel, kernel
 from serrate.frontend import ops
@@ -53,3 +54,5 @@ __all__ = [
     "tuning",
     "wait_for_checks",
 ]
+
+leave_graphs([*(globals()[name] for name in __all__), *(getattr(nn, name) for name in nn.__all__)])

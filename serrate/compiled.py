@@ -30,7 +30,7 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.values import Tensor
 from serrate.lower.stages import arrays_of, stages
 from serrate.runtime.bind import NOTHING_KNOWN, Binder, BoundCall, KnownRows
-from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, remember
+from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, refuse_capture, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, TensorExecutable, load_together
 from serrate.runtime.locks import making
@@ -45,7 +45,7 @@ from serrate.schedule.strategies.library import LIBRARY
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.deferred import Arrival, install_device_checks
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.torch_private import version
+from serrate.tensor.torch_private import is_captured, version
 from serrate.tuner.policy import NEVER, Policy, paused, retuning
 from serrate.tuner.record import Tuning
 
@@ -112,6 +112,8 @@ class Compiled:
         self._whole = first if len(self.stages) == 1 and isinstance(first, FusionStage) and not hidden else None
 
     def __call__(self, *args: Any) -> Any:
+        if is_captured():
+            refuse_capture()
         args, ragged = self._plain(args)
         leaves = CallLeaves()
         key = key_of(args, leaves, [], _unknown)

@@ -32,7 +32,7 @@ from serrate.runtime.dispatch import Prepared, profiled
 from serrate.runtime.launch import CppExecutable, Execute, ReferenceExecutable, TensorExecutable
 from serrate.runtime.library_executable import LibraryExecutable
 from serrate.runtime.locks import making
-from serrate.runtime.memory import InMemory
+from serrate.runtime.memory import InMemory, address
 from serrate.runtime.results import Result
 from serrate.schedule.heuristic import RowStatistics
 from serrate.schedule.plan import Plan
@@ -449,4 +449,4 @@ def _execute(ready: Prepared, tensors: Sequence[InMemory], arrays: Sequence[InMe
         ready.executable(tensors, arrays, ready.symbols)
     else:
         every = [*tensors, *arrays]
-        ready.execute([each.data_ptr() for each in every], lambda: every)
+        ready.execute([address(each) for each in every], lambda: every)

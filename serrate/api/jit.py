@@ -48,6 +48,7 @@ from serrate.runtime.dispatch import (
     form_of,
     key_of,
     outline_of,
+    refuse_capture,
     remember,
 )
 from serrate.runtime.locks import making
@@ -55,7 +56,7 @@ from serrate.runtime.results import known_rows
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tensor.torch_private import has_tangent, in_dual_level, in_transform, is_recorded, is_transformed
+from serrate.tensor.torch_private import has_tangent, in_dual_level, in_transform, is_captured, is_recorded, is_transformed
 from serrate.tuner.policy import EAGER, USUAL, Policy, retuning
 from serrate.tuner.record import Tuning
 
@@ -339,6 +340,8 @@ class Jitted:
             key_of(kwargs.values(), leaves, objects, other, key=key)
         if in_dual_level() or in_transform():
             _refuse_transforms(leaves)
+        if is_captured():
+            refuse_capture()
         return tuple(key)
 
     def _form(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: list[Any], numbers: StructureNumbers) -> list[Any]:

@@ -34,13 +34,14 @@ from torch import empty_like, get_num_threads, is_grad_enabled
 from torch.autograd.profiler import record_function
 
 from serrate import settings
+from serrate.errors import CallError
 from serrate.frontend.leaves import causal_variant
 from serrate.ir.expr import Array
 from serrate.modes import is_batch_invariant, is_deterministic
 from serrate.runtime import memory
 from serrate.runtime.launch import CppExecutable, Execute, TensorExecutable
 from serrate.runtime.locks import Lock
-from serrate.runtime.memory import InMemory
+from serrate.runtime.memory import InMemory, address, no_address
 from serrate.runtime.results import Result
 from serrate.schedule.plan import Plan
 from serrate.tensor import JaggedTensor, Structure
@@ -370,7 +371,7 @@ def _launch(
         elif isinstance(source, Doubles):
             floats.append((k, source))
         else:
-            known[k] = source.data_ptr()
+            known[k] = address(source)
     for k, place in indices:
         given = sources[place]
         assert isinstance(given, int)
@@ -382,7 +383,7 @@ def _launch(
         def launch_on_device(leaves: Leaves, into: Sequence[Any] = (), _keep: object = (sources, keep)) -> None:
             pointers = known.copy()
             for k, place in places:
-                pointers[k] = leaves[place].data_ptr()
+                pointers[k] = leaves[place].data_ptr() or no_address(leaves[place])
             doubles = [(k, doubles_on(device, own.of(leaves))) for k, own in floats] if floats else ()
             for k, each in doubles:
                 pointers[k] = each.data_ptr()
@@ -411,7 +412,7 @@ def _launch(
     def launch(leaves: Leaves, into: Sequence[torch.Tensor] = (), _keep: object = (arrays, sources, keep)) -> None:
         pointers = known.copy()
         for k, place in places:
-            pointers[k] = leaves[place].data_ptr()
+            pointers[k] = leaves[place].data_ptr() or no_address(leaves[place])
         for k, own in floats:
             # Alive until the program has run.
             doubles = own.of(leaves)
@@ -429,6 +430,14 @@ def _launch(
             function(packed(*pointers), numbers)
 
     return launch
+
+
+def refuse_capture() -> None:
+    """Raises because torch `is_captured`: a call would store its result in the graph as a constant, or have no memory to read."""
+    raise CallError(
+        "compiled programs cannot be captured by make_fx or torch.export, and do not run under FakeTensorMode: call them outside "
+        "of these; torch.compile runs them between its graphs"
+    )
 
 
 def profiled(ready: Prepared) -> AbstractContextManager[object]:

@@ -25,7 +25,7 @@ from serrate.ir.loops import LoopProgram
 from serrate.ir.values import Role
 from serrate.runtime import cache
 from serrate.runtime.compiler import Compiler, find_compiler
-from serrate.runtime.memory import InMemory, whole
+from serrate.runtime.memory import InMemory, address, whole
 from serrate.schedule.plan import ORDERS
 
 Tensors = Sequence[torch.Tensor]
@@ -72,7 +72,7 @@ class BoundProgram(NamedTuple):
 
     def __call__(self, tensors: Tensors) -> None:
         """Runs it; private tensors are passed as meta tensors."""
-        pointers = [*(0 if t.is_meta else t.data_ptr() for t in tensors), *self.addresses[len(tensors) :]]
+        pointers = [*map(address, tensors), *self.addresses[len(tensors) :]]
         for k, row in self.rows:
             pointers[k] = row()
         self.function(self.packed(*pointers), self.numbers)

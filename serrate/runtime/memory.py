@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import torch
 
+from serrate.errors import CallError
+
 ALIGNMENT = 256
 """Bytes at whose multiples temporaries and derived arrays on a GPU begin: Triton compiles anew for other addresses."""
 SMALLEST = 1 << 20
@@ -65,6 +67,25 @@ class Scratch(NamedTuple):
 
 
 InMemory = torch.Tensor | Scratch
+
+
+def address(memory: InMemory) -> int:
+    """Where a tensor is in memory: 0 if it has no elements, or stands for a private row.
+
+    >>> address(torch.zeros(0)), address(torch.zeros(3, device="meta")), address(torch.zeros(3)) > 0
+    (0, 0, True)
+    """
+    return memory.data_ptr() or no_address(memory)
+
+
+def no_address(memory: InMemory) -> int:
+    """Returns 0, or raises if programs would read elements at this address."""
+    if isinstance(memory, torch.Tensor) and memory.numel() and not memory.is_meta:
+        raise CallError(
+            f"a {type(memory).__name__} of shape {tuple(memory.shape)} has elements but no memory that a compiled program can "
+            "read: pass plain tensors, such as the to_local() of a DTensor, and weights that FSDP has gathered"
+        )
+    return 0
 
 
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]

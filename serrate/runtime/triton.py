@@ -28,7 +28,7 @@ from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
 from serrate.runtime.launch import Execute, Numbers, Tensors
-from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, whole
+from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, address, whole
 from serrate.schedule.plan import LaunchOptions
 from serrate.tensor.torch_private import is_recorded
 
@@ -72,7 +72,7 @@ class TritonFunction:
 
     def __call__(self, grid: Grid, tensors: Sequence[InMemory], numbers: Numbers, device: torch.device) -> None:
         """A launch of a kernel that reads no boxes: of the compiled kernel, if there is one for such arguments."""
-        addresses = [t.data_ptr() for t in tensors]
+        addresses = [address(t) for t in tensors]
         compiled = self.compiled.get((device, wide(numbers)))
         if compiled is None or not is_direct(addresses):
             self.launch(grid, tensors, numbers)
@@ -262,7 +262,7 @@ class TritonExecutable:
 
     def __call__(self, tensors: Sequence[InMemory], arrays: Sequence[InMemory], symbols: Numbers) -> None:
         memory = [*tensors, *arrays]
-        self.sized(symbols, tensors[0].device)([m.data_ptr() for m in memory], lambda: memory)
+        self.sized(symbols, tensors[0].device)([address(m) for m in memory], lambda: memory)
 
     def bound(self, arrays: Sequence[InMemory], symbols: Numbers, device: torch.device) -> Execute:
         """The program with everything but its memory."""
@@ -472,7 +472,7 @@ class Derivation:
         memory = (torch.zeros if min(sizes) < 2 else torch.empty)(room, dtype=torch.uint8, device=device)
         base = memory.data_ptr()
         made = [Scratch(memory, place, (count,), torch.int64) for place, count in zip(places, counts, strict=True)]
-        addresses = [t.data_ptr() for t in inputs]
+        addresses = [address(t) for t in inputs]
         addresses += [base + place for place in places]
         SizedLaunches(launches, symbols, device)(addresses, lambda: [*inputs, *made])
         if not self._is_prepared:

@@ -7,6 +7,7 @@ counter, and other facts about the tensor.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -126,6 +127,34 @@ def in_transform() -> bool:
     False
     """
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_captured() -> bool:
+    """Whether a dispatch mode records operations instead of running them, or runs them on tensors without memory: `make_fx`,
+    `torch.export` and `FakeTensorMode` do; torch has no public function for this.
+
+    >>> is_captured()
+    False
+    """
+    # Most calls run under no mode at all, and others, such as those that count operations, do no harm.
+    return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(k) is not None for k in _CAPTURING)
+
+
+_CAPTURING = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
+
+
+def leave_graph(function: types.FunctionType) -> None:
+    """Makes `torch.compile` break its graph at a function, and run it and everything it calls as it is.
+
+    `torch.compiler.disable` does the same, but imports all of `torch._dynamo`, which takes a second, and wraps the function,
+    which takes a microsecond per call.
+    """
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = "serrate compiles its own programs"  # type: ignore[attr-defined]
 
 
 def in_dual_level() -> bool:

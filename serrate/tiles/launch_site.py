@@ -19,10 +19,10 @@ from torch import get_num_threads, is_grad_enabled
 from serrate.frontend.kernel.machine import BlockSize
 from serrate.ir.tile import TileProgram
 from serrate.runtime import dispatch
-from serrate.runtime.dispatch import Binding, CallLeaves, FastPath, Key, Leaves, remember
+from serrate.runtime.dispatch import Binding, CallLeaves, FastPath, Key, Leaves, refuse_capture, remember
 from serrate.runtime.locks import making
 from serrate.tensor import JaggedTensor
-from serrate.tensor.torch_private import in_dual_level, is_recorded
+from serrate.tensor.torch_private import in_dual_level, is_captured, is_recorded
 from serrate.tiles.memory import rows_key
 from serrate.tiles.signature import ObjectSnapshot, attributes, check, is_read, key_of
 from serrate.tiles.source import DeviceLoop, outside
@@ -117,6 +117,8 @@ class LaunchSite:
         key = self._key(given, leaves, objects)
         state, _ = self._fast.state(objects) if objects else (self._without, ())
         binding = None if state is None else state.bindings.get(key)
+        if is_captured():
+            refuse_capture()
         if binding is None or in_dual_level():
             self._call(given, key, leaves, objects)
         else:
