@@ -405,6 +405,16 @@ class TestDims:
 class TestReshape:
     """Across a component and its rows only as_flattened goes; everything else says so."""
 
+    def test_a_dense_tensor_without_elements(self) -> None:
+        @jit
+        def heads(x: Any, count: int) -> Any:
+            return x.reshape(x.shape[0], count, 3) * 2
+
+        for rows in (4, 0, 5, 0):
+            assert heads(torch.ones(rows, 6), 2).shape == (rows, 2, 3)
+        with pytest.raises(ShapeError, match="the first may be 0 if none is -1"):
+            jit(lambda x: x.reshape(0, 2, -1))(torch.ones(0, 6))
+
     @pytest.mark.parametrize(
         ("body", "error", "message"),
         [

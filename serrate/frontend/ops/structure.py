@@ -246,8 +246,11 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorVie
         else:
             numbers[0] = int(sizes[0])
     unknown = [k for k, size in enumerate(numbers) if size == -1]
-    if len(unknown) > 1 or any(size < 1 for k, size in enumerate(numbers) if k not in unknown):
-        raise ShapeError(f"unflatten: sizes must be positive, at most one of them -1, got {tuple(sizes)}")
+    first_may_be = 1 if unknown else 0  # without elements, -1 could be anything
+    if len(unknown) > 1 or any(size < (1 if k else first_may_be) for k, size in enumerate(numbers) if k not in unknown):
+        raise ShapeError(
+            f"unflatten: sizes must be positive, got {tuple(sizes)}; one of them may be -1, and the first may be 0 if none is -1"
+        )
     known = prod(size for size in numbers if size != -1)
     whole = const(known) if not unknown else domain.extent_expr // known * known
     _require(x, domain, whole, f"unflatten: {tuple(sizes)} does not divide dim {dim}: its extent and the sizes")
