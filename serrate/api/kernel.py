@@ -22,6 +22,7 @@ from serrate.interpret.interpreter import interpret, prepare
 from serrate.interpret.source import AnnotatedKernel
 from serrate.modes import is_batch_invariant
 from serrate.schedule.heuristic import invariant
+from serrate.schedule.plan import Plan
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU
 from serrate.settings import EFFORTS
@@ -220,6 +221,10 @@ class Kernel:
     def program(self, *args: Any, **kwargs: Any) -> str:
         """The kernel's device loops as tile programs, before tile sizes are chosen."""
         return self._on(settings.current().backend).program(*args, **kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for these arguments; if there are several outermost loops, that of the last."""
+        return self._on(settings.current().backend).variants(*args, **kwargs)[-1].plan
 
     def explain(self, *args: Any, html: str | Path | None = None, **kwargs: Any) -> Report:
         """A report on what runs for these arguments, and why: rows, plan, tiles, guards, other candidates, source, and settings

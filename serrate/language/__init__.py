@@ -98,8 +98,8 @@ def atomic_add(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value:
     current("hl.atomic_add").store(tensor, list(index), value, add=True)
 
 
-def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32) -> TileValue:
-    """A value for every lane of these tiles, block sizes or numbers.
+def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32, device: Any = None) -> TileValue:
+    """A value for every lane of these tiles, block sizes or numbers. The device is the kernel's, whatever `device` is.
 
     >>> import serrate
     >>> import serrate.language as hl
@@ -115,13 +115,14 @@ def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32)
     return current("hl.full").full(shape, value, dtype)  # type: ignore[no-any-return]
 
 
-def zeros(shape: Sequence[Any], dtype: torch.dtype = torch.float32) -> TileValue:
-    """Zero for every lane of these tiles, block sizes or numbers."""
+def zeros(shape: Sequence[Any], dtype: torch.dtype = torch.float32, device: Any = None) -> TileValue:
+    """Zero for every lane of these tiles, block sizes or numbers. The device is the kernel's, whatever `device` is."""
     return current("hl.zeros").full(shape, 0, dtype)  # type: ignore[no-any-return]
 
 
-def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torch.int64) -> TileValue:
-    """Numbers for a fixed number of lanes, as `torch.arange`; of a block size, for the lanes of its tile."""
+def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torch.int64, device: Any = None) -> TileValue:
+    """Numbers for a fixed number of lanes, as `torch.arange`; of a block size, for the lanes of its tile. The device is the
+    kernel's, whatever `device` is."""
     return current("hl.arange").arange(start, end, step, dtype)  # type: ignore[no-any-return]
 
 

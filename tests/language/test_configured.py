@@ -58,6 +58,24 @@ def test_names_that_mean_nothing_are_refused(make: Any, kind: type[Exception], m
         make()
 
 
+def test_a_kernel_shows_its_plan() -> None:
+    kernel = serrate.kernel(doubled, strategy="maskless")
+    assert str(kernel.plan(torch.ones(2, 2))).startswith("maskless")
+
+
+def test_new_values_accept_the_device_that_ported_kernels_pass() -> None:
+    @serrate.kernel
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for i in hl.tile(x.size(0), block_size=2):
+            acc = hl.zeros([i], dtype=x.dtype, device=x.device) + hl.full([i], 1.0, device=x.device)
+            out[i] = x[i] + acc + hl.arange(2, device=x.device).sum()
+        return out
+
+    for run in (sums, sums.interpreted()):
+        assert run(torch.zeros(4)).tolist() == [2.0] * 4
+
+
 def test_kernels_follow_the_backend_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = serrate.kernel(doubled)
     kernel(torch.ones(2, 2))
