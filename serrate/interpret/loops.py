@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from serrate.errors import RaggedSizeError
 from serrate.frontend.kernel.machine import BlockSize, current, refuse, user_frame
-from serrate.frontend.kernel.vocabulary import loop_bounds
+from serrate.frontend.kernel.vocabulary import instead_of_size, loop_bounds
 from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, Pending
 from serrate.interpret.run import KernelRun
 from serrate.interpret.values import ConcreteTile, ConcreteValue, Unusable, value_of
@@ -192,8 +193,8 @@ def number_of(x: Any, what: str) -> int:
         return int(x.item())
     try:
         return x.__index__()  # type: ignore[no-any-return]
-    except AttributeError:
-        refuse(f"{what}: bounds must be integers, not a {type(x).__name__}")
+    except (AttributeError, RaggedSizeError):
+        refuse(f"{what}: bounds must be integers, not a {type(x).__name__}{instead_of_size(x)}")
 
 
 def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> ConcreteRange:

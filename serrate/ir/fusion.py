@@ -262,6 +262,8 @@ class Fusion:
     def output(self, *views: TensorView) -> None:
         """Declares results, in order."""
         for view in views:
+            if not isinstance(view, TensorView):
+                raise CallError(f"output: a result must be a tensor of the fusion, got {view!r}")
             if view.fusion is not self:
                 raise ShapeError(f"output: {view} belongs to another fusion")
             view.check_current()

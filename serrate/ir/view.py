@@ -392,8 +392,8 @@ class TensorView:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in cls.operators:
-            name = getattr(function, "__name__", function)
-            raise CallError(f"{name} is not supported on ragged tensors in a traced function ({user_line()})")
+            name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
+            raise CallError(f"{name} is not supported in a traced function ({user_line()}); call it before or after")
         return cls.operators[function](*args, **(kwargs or {}))
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -434,6 +434,8 @@ class TensorView:
             raise AttributeError(name)  # protocols that Python and libraries ask for
         if name in TensorView.instead:
             raise TraceAttributeError(f"a traced tensor has no attribute {name!r} ({user_line()}){TensorView.instead[name]}")
+        if callable(getattr(torch.Tensor, name, None)):
+            raise TraceAttributeError(f"{name}() is not supported in a traced function ({user_line()}); call it before or after")
         raise TraceAttributeError(
             f"a traced tensor has no attribute {name!r} ({user_line()}): memory, rows and devices are not known while tracing; "
             "read it before the call and pass it as an argument"

@@ -29,12 +29,14 @@ _INSTEAD = {
     "nelement": "jt.numel()",
     "ndimension": "jt.dim()",
     "is_nested": (
-        "jt.structure.levels, the number of ragged levels. nn.MultiheadAttention and the nn.Transformer layers read it and do "
-        "not take ragged tensors: project with nn.Linear and call F.scaled_dot_product_attention"
+        "jt.structure.levels, the number of ragged levels. torch's nn.MultiheadAttention and nn.Transformer layers read it and "
+        "do not take ragged tensors: serrate.nn.MultiheadAttention and serrate.nn.TransformerEncoderLayer do, with the same "
+        "parameters"
     ),
     "is_cuda": "jt.device",
     "is_contiguous": "jt.format, which is 'csr' for rows back to back",
     "type": "jt.to(dtype)",
+    "new_empty": "jt.values.new_empty, or torch.empty_like(jt) for the same rows",
     "new_zeros": "jt.values.new_zeros, or torch.zeros_like(jt) for the same rows",
     "masked_select": "jt[mask], with a ragged mask",
 }

@@ -124,6 +124,8 @@ install_operators(
         torch.unsqueeze: lambda input, dim: input.unsqueeze(dim),
         torch.squeeze: lambda input, dim: input.squeeze(dim),
         torch.numel: lambda input: input.numel(),
+        torch.is_floating_point: lambda input: input.dtype.is_floating_point,
+        torch.is_complex: lambda input: input.dtype.is_complex,
         torch.clone: lambda input: input.clone(),
         torch.detach: lambda input: input.detach(),
         torch.equal: _compared("torch.equal", torch.eq),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from serrate.frontend.kernel.machine import BlockSize, NamedBlock, refuse, running, user_frame
-from serrate.frontend.kernel.vocabulary import loop_bounds
+from serrate.frontend.kernel.vocabulary import instead_of_size, loop_bounds
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
 from serrate.ir.loops import (
@@ -458,10 +458,10 @@ class Trace:
             number_ = self._sites.setdefault(site, len(self._sites))
             given = self.blocks[number_] if number_ < len(self.blocks) else None
             return given, site
-        block = int(self.number(size, "hl.tile"))
-        if block < 1:
-            refuse(f"hl.tile: a block size must be at least 1, not {block}")
-        return block, getattr(size, "axis", site)
+        block = self.number(size, "hl.tile")
+        if isinstance(block, float) or int(block) < 1:
+            refuse(f"hl.tile: a block size must be an int, at least 1, not {block}")
+        return int(block), getattr(size, "axis", site)
 
     @property
     def open_blocks(self) -> int:
@@ -473,7 +473,7 @@ class Trace:
             refuse("a tile is not a scalar: use tile.begin, tile.end or tile.id")
         value = as_traced(x)
         if not isinstance(value, Traced) or value.dtype.is_floating_point:
-            refuse(f"{what}: bounds must be integers, not a {type(x).__name__}")
+            refuse(f"{what}: bounds must be integers, not a {type(x).__name__}{instead_of_size(x)}")
         if any(a is not None for a in value.axes):
             refuse(
                 f"{what} needs a scalar, but this value has the lanes of {', '.join(map(str, value.axes))}: "

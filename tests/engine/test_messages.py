@@ -268,10 +268,28 @@ def test_operations_called_outside_a_program_name_the_decorator() -> None:
             ops.group_by(tensor, 2)
 
 
+def test_questions_about_the_dtype_have_answers() -> None:
+    integers = ROWS.to(torch.int64)
+    assert torch.is_floating_point(ROWS) and not torch.is_floating_point(integers) and not torch.is_complex(ROWS)
+
+
+def test_unsupported_methods_are_named_as_such() -> None:
+    for call in (lambda x: x.index_add(0, x, x), lambda x: x.median()):
+        with pytest.raises(
+            TraceError, match=r"(index_add|median)\(\) is not supported in a traced function \(.*; call it before"
+        ):
+            jit(call)(torch.ones(3))
+
+
+def test_results_of_a_fusion_are_tensors() -> None:
+    with ir.Fusion() as f, pytest.raises(CallError, match="output: a result must be a tensor of the fusion, got 3"):
+        f.output(3)  # type: ignore[arg-type]
+
+
 def test_modules_that_ask_for_nested_tensors_are_told_what_to_use() -> None:
     message = (
-        "nn.MultiheadAttention and the nn.Transformer layers read it and do not take ragged tensors: project with nn.Linear and "
-        "call F.scaled_dot_product_attention"
+        "torch's nn.MultiheadAttention and nn.Transformer layers read it and do not take ragged tensors: "
+        "serrate.nn.MultiheadAttention and serrate.nn.TransformerEncoderLayer do, with the same parameters"
     )
     for module, given in ((torch.nn.MultiheadAttention(4, 2, batch_first=True), 3), (torch.nn.TransformerEncoderLayer(4, 2), 1)):
         for run in (module, jit(module)):

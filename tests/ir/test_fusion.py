@@ -143,7 +143,7 @@ def test_unknown_attributes_and_functions_are_refused() -> None:
     x = Fusion().input((8,), torch.float32)
     with pytest.raises(AttributeError, match="a traced tensor has no attribute 'nothing'"):
         _ = x.nothing
-    with pytest.raises(CallError, match="linalg_det is not supported on ragged tensors in a traced function"):
+    with pytest.raises(CallError, match=r"torch\.linalg\.det is not supported in a traced function"):
         torch.linalg.det(x)  # type: ignore[arg-type]
 
 

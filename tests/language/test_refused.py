@@ -121,6 +121,19 @@ def fixed_lanes_meet_a_tile(x: torch.Tensor) -> None:
         x[t] + x  # mark
 
 
+@serrate.kernel
+def ragged_bound(jt: JaggedTensor) -> None:
+    for b in hl.tile(jt.num_rows):
+        for k in hl.tile(jt.size(1)):  # mark
+            jt[b, k]
+
+
+@serrate.kernel
+def broken_lanes(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0), block_size=3.5):  # mark
+        x[t] + 1
+
+
 MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (branch_on_lanes, (X,), "reduce it first"),
     (two_tiles_in_one_dim, (X,), "separate them with None"),
@@ -137,6 +150,8 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (shape_that_changes, (X,), "the carried value acc has shape"),
     (fixed_lanes_meet_a_tile, (X,), "to no tile in another"),
     (wrong_dim, (X,), "dim 1 does not exist"),
+    (ragged_bound, (JT,), "use jt.max_length, rows end at their own length"),
+    (broken_lanes, (X,), "hl.tile: "),
 ]
 
 

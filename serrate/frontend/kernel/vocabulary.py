@@ -13,6 +13,7 @@ import torch
 
 from serrate.frontend.kernel.machine import refuse
 from serrate.ir.values import carried_dtype
+from serrate.tensor.base import RaggedSize
 
 # fmt: off
 ELEMENTWISE = frozenset(
@@ -82,6 +83,11 @@ def expand_keys(key: Any, count: int) -> list[Any]:
     at = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[at : at + 1] = [slice(None)] * (count - used)
     return keys
+
+
+def instead_of_size(x: Any) -> str:
+    """What to write instead of the size of a ragged dim as a bound; empty for other bounds."""
+    return ": use jt.max_length, rows end at their own length" if isinstance(x, RaggedSize) else ""
 
 
 def loop_bounds(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool) -> list[tuple[Any, Any, Any]]:
