@@ -21,10 +21,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
+from serrate.api.by_name import global_name
 from serrate.autograd.saved import Save, check_save
 from serrate.compiled import Compiled
 from serrate.errors import CallError, GradientError, TraceError
@@ -236,6 +237,19 @@ class Jitted:
             # Called inside a traced function: its operations become part of that trace.
             return self.fn(*args, **kwargs)
         return binding(leaves)
+
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Copied and pickled like a function, by name, where a module holds it; otherwise by what it traces."""
+        return global_name(self) or (self._same, (self.fn,))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            of = self.__dict__.get("fn")
+            instead = (
+                f": use jitted.fn.{name}, of the module itself" if isinstance(of, torch.nn.Module) and hasattr(of, name) else ""
+            )
+            raise AttributeError(f"a function made by serrate.jit has no attribute {name!r}{instead}", name=name, obj=self)
 
     def __get__(self, owner: Any, kind: Any = None) -> Jitted:
         """The method of an object."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from serrate import settings
+from serrate.api.by_name import global_name
 from serrate.api.kernel_gradients import DerivedGradients, KernelPair, check_backward
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.frontend.kernel.machine import activate, deactivate
@@ -269,6 +270,10 @@ class Kernel:
         sizes = self.config.block_sizes if tile is None else ()
         return lambda *args, **kwargs: interpret(self._source, args, kwargs, block_sizes=sizes, block=tile, check=check)
 
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Copied and pickled like a function, by name, where a module holds it; otherwise by its function."""
+        return global_name(self) or (type(self), (self.fn, self.config, self.asked, self.policy))
+
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}>"  # type: ignore[attr-defined]
 
@@ -304,6 +309,9 @@ class DifferentiableKernel(Kernel):
         self.backward = backward
         """The function that computes the gradients."""
         self._pair = KernelPair(function.__name__, super().__call__, function, backward)
+
+    def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
+        return global_name(self) or (type(self), (self.fn, self.config, self.asked, self.policy, self.backward))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._pair(args, kwargs)
