@@ -158,7 +158,7 @@ def _unflatten(leaves: Iterable[Any], beside: tuple[Structure, Hints]) -> Jagged
     return jt
 
 
-register_container(JaggedTensor, _flatten, _unflatten)
+register_container(JaggedTensor, _flatten, _unflatten, ("values",))
 
 
 def _flatten_keyed(keyed: KeyedJaggedTensor) -> tuple[list[Any], tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -169,4 +169,4 @@ def _unflatten_keyed(leaves: Iterable[Any], beside: tuple[tuple[str, ...], tuple
     return KeyedJaggedTensor._trusted(*beside, *leaves)
 
 
-register_container(KeyedJaggedTensor, _flatten_keyed, _unflatten_keyed)
+register_container(KeyedJaggedTensor, _flatten_keyed, _unflatten_keyed, ("flat", "weights"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 # torch has no public pytree module (as of 2.13); `torch.export.register_dataclass` is public but takes
 # only dataclasses, and would make the structure a leaf. `torch.func` and `torch.export` see containers only through this.
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 PROFILER: Any = torch.autograd.profiler
 """Every call reads its `_is_profiler_enabled`; the public query takes ten times as long (100 ns)."""
@@ -30,18 +30,26 @@ def register_container(
     cls: type,
     flatten: Callable[[Any], tuple[list[Any], Any]],
     unflatten: Callable[[Iterable[Any], Any], Any],
+    leaves: Sequence[str],
 ) -> None:
-    """Registers a class with torch's pytrees; `flatten` returns its leaves and the context that rebuilds it from them.
+    """Registers a class with torch's pytrees; `flatten` returns its leaves and the context that rebuilds it from them. `leaves`
+    are the attributes that paths name.
 
     >>> from torch.utils._pytree import tree_map
     >>> class Pair:
     ...     def __init__(self, a, b):
     ...         self.a, self.b = a, b
-    >>> register_container(Pair, lambda pair: ([pair.a, pair.b], None), lambda leaves, context: Pair(*leaves))
+    >>> register_container(Pair, lambda x: ([x.a, x.b], None), lambda leaves, context: Pair(*leaves), ("a", "b"))
     >>> tree_map(lambda leaf: leaf + 1, Pair(1, 2)).b
     3
     """
-    register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"{cls.__module__}.{cls.__qualname__}")
+
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        found, context = flatten(value)
+        return [(GetAttrKey(name), leaf) for name, leaf in zip(leaves, found, strict=True)], context
+
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    register_pytree_node(cls, flatten, unflatten, serialized_type_name=name, flatten_with_keys_fn=flatten_with_keys)
 
 
 def fields_of(*names: str) -> dict[str, dataclasses.Field[Any]]:

@@ -10,11 +10,11 @@ import pickle
 import pytest
 import torch
 from hypothesis import given
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map, tree_map_with_path, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from serrate.errors import ShapeError
-from serrate.tensor import JaggedTensor
+from serrate.tensor import JaggedTensor, keyed
 from tests.tensor.compositions import Sample, samples
 
 
@@ -28,6 +28,14 @@ def test_values_are_the_only_leaf() -> None:
     assert leaves[0] is jt.values and leaves[1:] == [1]
     again = tree_unflatten(leaves, spec)["x"]
     assert again.structure is jt.structure and again.hints == jt.hints
+
+
+def test_paths_name_the_values() -> None:
+    seen = []
+    doubled = tree_map_with_path(lambda path, leaf: (seen.append(keystr(path)), leaf * 2)[1], {"x": example()})
+    assert seen == ["['x'].values"] and doubled["x"].values.tolist() == [0, 2, 4]
+    (path, _), *_ = tree_flatten_with_path(keyed({"a": [[1], [2]]}))[0]
+    assert keystr(path) == ".flat.values"
 
 
 def test_specs_of_equal_structures_are_equal() -> None:
