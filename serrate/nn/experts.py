@@ -143,7 +143,8 @@ class MoE(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, input: Any) -> MoEOutput:
-        if len(input.shape) < 2 or input.shape[-1] != self.embed_dim:
+        dims = len(input.shape)
+        if dims < 2 or input.shape[-1] != self.embed_dim or (dims > 2 and isinstance(input, torch.Tensor)):
             raise ShapeError(
                 f"MoE: input must have the shape (B, r0, {self.embed_dim}) or (tokens, {self.embed_dim}), "
                 f"got {tuple(input.shape)}"

@@ -328,3 +328,8 @@ def test_errors_say_what_to_do(wrong: Callable[[], Any], error: type[Exception],
 def test_rows_longer_than_the_table_of_angles_raise() -> None:
     with pytest.raises(ShapeError, match="7"):
         ragged.RotaryEmbedding(4, max_length=6)(JaggedTensor.from_lengths(torch.randn(11, 2, 4), LENGTHS))
+
+
+def test_experts_refuse_padded_tokens() -> None:
+    with pytest.raises(ShapeError, match=r"MoE: input must have the shape \(B, r0, 8\) or \(tokens, 8\), got \(2, 5, 8\)"):
+        ragged.MoE(8, 6, num_experts=4)(torch.randn(2, 5, 8))
