@@ -27,8 +27,9 @@ from serrate.fusion_stage import FusionStage, LibraryStage
 from serrate.ir import hooks
 from serrate.ir.fusion import Fusion
 from serrate.ir.tile import TileProgram
+from serrate.ir.traversal import arrays_of
 from serrate.ir.values import Tensor
-from serrate.lower.stages import arrays_of, stages
+from serrate.lower.stages import stages
 from serrate.runtime.bind import NOTHING_KNOWN, Binder, BoundCall, KnownRows
 from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, refuse_capture, remember
 from serrate.runtime.indices import require_inside

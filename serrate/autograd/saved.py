@@ -24,9 +24,8 @@ from serrate.ir.fusion import Definition, Equal, Fusion
 from serrate.ir.memory_order import in_order
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.tile import Store
-from serrate.ir.traversal import traverse
+from serrate.ir.traversal import arrays_in, arrays_of, traverse
 from serrate.ir.values import Computed, Extent, Place, Read, Role, Tensor, Value
-from serrate.lower.stages import arrays_of
 from serrate.runtime.results import groups, values_storage
 
 Save = Literal["auto", "all", "inputs"]
@@ -121,24 +120,13 @@ def _needed(fusion: Fusion, results: Sequence[Tensor], kept: set[str]) -> tuple[
         reads = [r.tensor for v in definition.statement.values for r in v.reads]
         needed.update(t.memory for t in reads)
         domains = [*definition.domains, *(d for t in (*reads, *definition.statement.targets) for d in (*t.logical, *t.storage))]
-        arrays |= _arrays(domains) | {name for v in definition.statement.values for name in _arrays_in(v)}
+        arrays |= _arrays(domains) | {a.name for v in definition.statement.values for a in arrays_in(v)}
     return needed, arrays, live[::-1]
 
 
 def _arrays(domains: Iterable[IterDomain]) -> set[str]:
     """Names of the tensors that determine domains."""
     return {source.name for source in arrays_of(domains)}
-
-
-def _arrays_in(value: Value) -> set[str]:
-    """Names of the tensors that the places in a value depend on."""
-    found: set[str] = set()
-    for node in value.walk():
-        places = node.index if isinstance(node, Read) else (node.place,) if isinstance(node, Computed) else ()
-        found |= {source.name for at in places if isinstance(at, Place) for a in at.expr.arrays for source in a.sources}
-        if isinstance(node, Extent):
-            found |= _arrays([node.domain])
-    return found
 
 
 def _with_sizes(

@@ -32,7 +32,7 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.storage import storage_of
 from serrate.ir.structural_key import structure_key
 from serrate.ir.tile import Accumulate, Leaf, Library, Scan, Store
-from serrate.ir.traversal import traverse
+from serrate.ir.traversal import arrays_in, arrays_of
 from serrate.ir.values import Role, Tensor
 from serrate.ir.view import TensorView
 
@@ -456,15 +456,16 @@ class Fusion:
 def live(definitions: Sequence[Definition], results: Sequence[TensorView]) -> list[Definition]:
     """The definitions that results depend on, in order: because they read them, or because row lengths do."""
     needed = {view.tensor.memory for view in results}
-    lengths = {name for view in results for name in _offsets_of(view.tensor.logical)}
+    arrays = {array.name for view in results for array in arrays_of(view.tensor.logical)}
     kept: list[Definition] = []
     for definition in reversed(definitions):
-        if any(t in needed or t.name in lengths for t in definition.statement.targets):
+        if any(t in needed or t.name in arrays for t in definition.statement.targets):
             kept.append(definition)
             reads = _read_by(definition)
             needed.update(t.memory for t in reads)
-            lengths.update(_offsets_of(definition.domains))
-            lengths.update(name for t in reads for name in _offsets_of(t.logical))
+            domains = [*definition.domains, *(d for t in reads for d in t.logical)]
+            values = definition.statement.values
+            arrays.update(array.name for array in arrays_of(domains).union(*map(arrays_in, values)))
     return kept[::-1]
 
 
@@ -482,11 +483,6 @@ def _view_lines(tensors: Iterable[Tensor], shown: set[Tensor]) -> list[str]:
     new = [t for t in tensors if t.base is not None and t not in shown]
     shown.update(new)
     return [f"  {t} = view of {t.memory.name}" for t in new]
-
-
-def _offsets_of(domains: Iterable[IterDomain]) -> set[str]:
-    """The names of the arrays that determine row lengths in these domains."""
-    return {node.name for domain in domains for node in traverse(domain) if isinstance(node, Array)}
 
 
 def current_fusion() -> Fusion:

@@ -1,16 +1,17 @@
-"""Dependencies of a domain: one walk over domains, transforms and arrays.
+"""Dependencies of domains and values: one walk over domains, transforms and arrays.
 
-In: a domain. Out: everything it depends on, each node once, nearest first.
+In: a domain. Out: everything it depends on, each node once, nearest first. And the arrays that domains or a value depend on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.transforms import Transform
+from serrate.ir.values import Computed, Extent, Place, Read, Value
 
 
 def traverse(domain: IterDomain) -> tuple[IterDomain | Transform | Array, ...]:
@@ -36,6 +37,23 @@ def traverse(domain: IterDomain) -> tuple[IterDomain | Transform | Array, ...]:
         else:
             pending.extend((*node.inputs, *node.beside))
     return tuple(found.values())
+
+
+def arrays_of(domains: Iterable[IterDomain]) -> frozenset[Array]:
+    """The arguments and computed tensors that determine the extents, starts and positions of domains."""
+    found = {node for domain in domains for node in traverse(domain) if isinstance(node, Array)}
+    return frozenset(source for array in found for source in array.sources)
+
+
+def arrays_in(value: Value) -> frozenset[Array]:
+    """The arguments and computed tensors that a value depends on beyond what it reads: those in its places, and row lengths."""
+    found: set[Array] = set()
+    for node in value.walk():
+        places = node.index if isinstance(node, Read) else (node.place,) if isinstance(node, Computed) else ()
+        found.update(source for at in places if isinstance(at, Place) for a in at.expr.arrays for source in a.sources)
+        if isinstance(node, Extent):
+            found |= arrays_of([node.domain])
+    return frozenset(found)
 
 
 def _behind(domain: IterDomain) -> Iterator[IterDomain | Transform | Array]:

@@ -12,11 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array
 from serrate.ir.fusion import Definition, Fusion, live
 from serrate.ir.tile import Library, TileProgram
-from serrate.ir.traversal import traverse
+from serrate.ir.traversal import arrays_in, arrays_of
 from serrate.ir.values import Computed, Read, Role, Tensor
 from serrate.lower.fold_indices import fold_indices
 from serrate.lower.naive import naive
@@ -93,19 +91,14 @@ def _read_as_arrays(definition: Definition) -> set[str]:
     found = {r.memory.name for v in definition.statement.values for r in _place_tensors(v.walk())}
     tensors = [*definition.statement.targets, *(r.tensor for v in definition.statement.values for r in v.reads)]
     domains = [*definition.domains, *(d for t in tensors for d in (*t.logical, *t.storage))]
-    return found | {a.name for a in arrays_of(domains)}
+    arrays = arrays_of(domains).union(*map(arrays_in, definition.statement.values))
+    return found | {a.name for a in arrays}
 
 
 def _place_tensors(values: Iterable[object]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Read | Computed):
             yield from (r.tensor for r in value.args if isinstance(r, Read))
-
-
-def arrays_of(domains: Iterable[IterDomain]) -> frozenset[Array]:
-    """The arguments and computed tensors that determine the extents, starts and positions of domains."""
-    found = {node for domain in domains for node in traverse(domain) if isinstance(node, Array)}
-    return frozenset(source for array in found for source in array.sources)
 
 
 def _program(

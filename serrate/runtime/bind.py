@@ -34,8 +34,7 @@ from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
-from serrate.ir.traversal import traverse
-from serrate.lower.stages import arrays_of
+from serrate.ir.traversal import arrays_of, traverse
 from serrate.runtime.arrays import derive, remembered
 from serrate.runtime.memory import InMemory, Scratch
 from serrate.tensor import Structure

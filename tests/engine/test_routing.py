@@ -207,6 +207,25 @@ def test_computed_offsets_that_are_used_twice(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_lengths_of_rows_that_the_program_computes(backend: str) -> None:
+    """A stage that uses only how long rows are, and none of their elements, follows the one that computes the offsets."""
+
+    def make(f: ir.Fusion) -> tuple[TensorView, ...]:
+        x, keys = f.input((None, 2), FLOAT), f.input((None,), LONG)
+        offsets, permutation = ops.group_by(keys, 3)
+        rows = nested(ops.index(x, permutation), offsets)
+        return rows - ops.mean(rows, 1, keepdim=True), ops.lengths(rows) * 2
+
+    x, keys = torch.randn(6, 2, dtype=FLOAT), torch.tensor([2, 2, 0, 2, 0, 2])
+    offsets, permutation = grouped(keys, 3)
+    rows = rows_of(x[permutation], offsets)
+    program = record(make).compile(backend)
+    same(program(x, keys), ([row - row.mean(0) if len(row) else row for row in rows], offsets.diff() * 2), backend)
+    alone = record(lambda f: ops.lengths(nested(f.input((None,), FLOAT), ops.group_by(f.input((None,), LONG), 3)[0])))
+    same(alone.compile(backend)(x[:, 0], keys), offsets.diff(), f"{backend}, lengths alone")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_computed_offsets_equal_given_ones(backend: str) -> None:
     """The same offsets, computed and given, make the same rows, and rows of both can be added."""
 
