@@ -19,7 +19,7 @@ from serrate.ir.expr import Array, Expr, minimum, symbol
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import GroupMaximum, Order
-from serrate.ir.rewrites import map_values
+from serrate.ir.rewrites import map_values, with_tensor
 from serrate.ir.storage import row_dims, storage_of
 from serrate.ir.tile import (
     GRID,
@@ -525,7 +525,7 @@ def hold(program: TileProgram, tensor: str) -> TileProgram:
         raise ScheduleError(f"hold: {tensor} is not an intermediate result with memory of its own")
     if len([d for d in row_dims(old.logical) if d.is_ragged]) != 1 or old.storage != storage_of(old.logical):
         raise ScheduleError(f"hold: the memory of {tensor}, [{', '.join(d.name for d in old.storage)}], does not consist of rows")
-    return _with_tensor(program, old, replace(old, role=Role.PRIVATE))
+    return with_tensor(program, old, replace(old, role=Role.PRIVATE))
 
 
 def delay(program: TileProgram, first: str, second: str) -> TileProgram:
@@ -605,7 +605,7 @@ def store_rounded(program: TileProgram, tensor: str) -> TileProgram:
     dtypes = {v.dtype for v in roundings}
     if len(dtypes) != 1 or reads & plain or {rounding_of(v) for v in roundings} != reads:
         raise ScheduleError(f"store_rounded: not all readers of {tensor} round it to the same 16 bits")
-    return _with_tensor(program, old, replace(old, dtype=dtypes.pop()))
+    return with_tensor(program, old, replace(old, dtype=dtypes.pop()))
 
 
 def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> TileProgram:
@@ -624,7 +624,7 @@ def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> T
     if any(name not in dims for name in named):
         raise ScheduleError(f"allocate: the memory of {tensor} is [{', '.join(dims)}], got {', '.join(named)}")
     if how == "rows":
-        return _with_tensor(program, old, replace(old, storage=old.logical))
+        return with_tensor(program, old, replace(old, storage=old.logical))
     if how == "split":
         factor, inner = (*(a for a in args if isinstance(a, int)), 1)[:2]
         made: tuple[IterDomain, ...] = transforms.split(dims[named[0]], factor, inner=bool(inner))
@@ -639,7 +639,7 @@ def allocate(program: TileProgram, tensor: str, how: str, *args: str | int) -> T
     if names[k : k + len(named)] != named and how in _JOINS:
         raise ScheduleError(f"allocate: {named[1]} is not the dim right after {named[0]} in the memory of {tensor}")
     storage = (*old.storage[:k], *made, *old.storage[k + len(named) :])
-    return _with_tensor(program, old, replace(old, storage=storage))
+    return with_tensor(program, old, replace(old, storage=storage))
 
 
 _JOINS: dict[str, Callable[[IterDomain, IterDomain], IterDomain]] = {
@@ -648,27 +648,6 @@ _JOINS: dict[str, Callable[[IterDomain, IterDomain], IterDomain]] = {
     "product": ragged_transforms.product,
 }
 """How two dims of memory become one."""
-
-
-def _with_tensor(program: TileProgram, old: Tensor, new: Tensor) -> TileProgram:
-    """The program with one tensor, and the views of it, replaced everywhere."""
-    views: dict[Tensor, Tensor] = {old: new}
-
-    def swap(tensor: Tensor) -> Tensor:
-        if tensor.base is old and tensor not in views:
-            views[tensor] = replace(tensor, base=new, storage=new.storage, dtype=new.dtype)
-        return views.get(tensor, tensor)
-
-    def moved(value: Value) -> Value | None:
-        return value.of(swap(value.tensor), value.index) if isinstance(value, Read) else None
-
-    def change(leaf: Leaf) -> Leaf:
-        leaf = map_values(leaf, moved)
-        if isinstance(leaf, Store):
-            return replace(leaf, tensor=swap(leaf.tensor))
-        return replace(leaf, targets=tuple(map(swap, leaf.targets)))
-
-    return program.with_phases(tuple(replace(p, body=map_leaves(p.body, change)) for p in program.phases))
 
 
 def fuse(program: TileProgram, first: str, second: str, depth: int) -> TileProgram:

@@ -19,6 +19,7 @@ results that this stores for them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from serrate.errors import ScheduleError
@@ -26,6 +27,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import maximum, minimum
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.ragged_transforms import Combine, WithinRow, combine, lists_long_rows, within_row
+from serrate.ir.rewrites import with_tensor
 from serrate.ir.tile import GRID, At, ByLength, Loop, Phase, Statement, TileProgram, statements
 from serrate.ir.transforms import Split
 from serrate.ir.values import Role
@@ -84,6 +86,8 @@ def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain]
         raise ScheduleError("not all phases run over the rows that are cut")
     if all(len(group.phases) == 1 for group in groups.values()):
         raise ScheduleError("pieces leave no partial results")
+    whole = _with_temporaries_of(whole, others)
+    short = [phase for phase in whole.phases if phase.name not in others]
     phases: list[Phase] = []
     for phase in whole.phases:
         if phase.name in others:
@@ -98,6 +102,21 @@ def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain]
         elsewhere = {t.memory for each in (*short, *others.values()) if each is not phase for t in each.reads}
         phases += [group.short(phase, rows, most, finishes=phase.writes.isdisjoint(elsewhere)), *group.phases]
     return pieces.with_phases(tuple(phases))
+
+
+def _with_temporaries_of(whole: TileProgram, others: Mapping[str, Phase]) -> TileProgram:
+    """The program, in which what other phases store has the tensors of those phases. Primitives make tensors, so one and the same
+    temporary is two tensors in two plans."""
+    stored = {tensor.name: tensor for phase in others.values() for tensor in phase.writes}
+    read = {t.memory.name: t.memory for phase in whole.phases if phase.name not in others for t in phase.reads}
+    for name, tensor in read.items():
+        made = stored.get(name, tensor)
+        if made is tensor:
+            continue
+        if (made.dtype, made.logical, made.storage, made.role) != (tensor.dtype, tensor.logical, tensor.storage, tensor.role):
+            raise ScheduleError(f"{name} is stored in one way for short rows, and in another for long ones")
+        whole = with_tensor(whole, tensor, made)
+    return whole
 
 
 @dataclass(frozen=True)

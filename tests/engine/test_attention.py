@@ -124,6 +124,24 @@ def test_a_softmax_of_products_times_values_is_attention_too() -> None:
     assert "online" in str(spelled.plan(q, k, v))
 
 
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_attention_is_pooled_in_the_same_program(backend: str) -> None:
+    """Sums of short and of long rows both read what the weighted sum of the scores has stored."""
+    x = rows([5, 0, 13, 1], 3)
+
+    def pooled(x: JaggedTensor) -> torch.Tensor:
+        return (torch.softmax(x @ x.transpose(-1, -2), -1) @ x).sum(1)
+
+    wanted = torch.stack([(torch.softmax(row @ row.T, -1) @ row).sum(0) for row in x.unbind()])
+    torch.testing.assert_close(serrate.jit(pooled, backend=backend)(x), wanted, rtol=1e-4, atol=1e-5)
+    with ir.Fusion() as f:
+        values, offsets = f.input((None, 3), torch.float32), f.input((None,), torch.int64)
+        f.output(pooled(ops.as_nested(values, offsets)))
+    for options in ({}, {"chunk": 4}):
+        found = f.compile(backend, "persistent_dynamic", **options)(x.values, x.offsets)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.triton
 @pytest.mark.parametrize("scale", [1e-5, 4096.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
