@@ -14,18 +14,28 @@ Every addition rounds the running sum, so its error grows with the number of add
 flush. `wide` is float64. A loop that ends before the first flush does no extra work. A scan that sums keeps the flushed total
 beside its carry and adds it to every position. The error of a product does not depend on its size, so scans that multiply carry
 float64. On targets without branches, each group is summed into its own block, in the same dtype, and every scan carries float64;
-matrix products are left to the matrix units.
+matrix products are left to the matrix units. If only the sum over the lanes of that block is needed, each group ends with it, so
+that a worker never holds two blocks: they would take twice the registers, and leave room for fewer loads in flight. A loop of a
+single group is separate, so that it runs as if it were known to be short:
+
+    lanes<r> = 0                        t = 0
+    serial k < n:                       if n <= 64:  part<r> = 0;  serial k < n: [r] part sum= x[k, r];  [r] t sum= part
+      [r] lanes sum= x[k, r]            else:
+    t = 0                         ->      serial g < ceil(n / 64):
+    [r] t sum= lanes                        part<r> = 0
+                                            serial w < min(64, n - g*64):  [r] part sum= x[g*64 + w, r]
+                                            [r] t sum= part
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from serrate.ir.expr import Less, ceildiv, const, minimum, symbol
+from serrate.ir.expr import Less, Symbol, ceildiv, const, minimum, symbol
 from serrate.ir.loops import (
     Assign,
     Bind,
@@ -50,7 +60,7 @@ from serrate.ir.tile import SERIAL
 from serrate.ir.values import Constant, Value, call, carried_dtype, constant
 from serrate.lower.facts import Facts
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, changed, inward, kept, per_kernel
+from serrate.lower.passes.common import Body, blocks_read, changed, inward, kept, per_kernel
 
 STEPS = 128
 """Additions to an element between flushes."""
@@ -63,36 +73,40 @@ OUTER = 8
 GROUP = 64
 """Positions of a loop per group without branches; each is already the sum of many lanes."""
 
-Change = Callable[[For, Sequence[Local], str, Facts], tuple[Node, ...]]
-"""Rewrites a loop that adds to blocks, given what holds there; the suffix keeps the names of several loops in one body apart."""
-
 
 def long_sums(program: LoopProgram, *, branches: bool) -> LoopProgram:
     """The program with long sums and scans in two levels."""
     names = Names(program)
-    change, wide = (_flushing, ("prod",)) if branches else (_in_parts, ("sum", "prod"))
-    return per_kernel(program, lambda k: _carrying_wide(_body(k.body, functools.partial(change, names), Facts(())), wide))
+    wide = ("prod",) if branches else ("sum", "prod")
+    return per_kernel(program, lambda k: _carrying_wide(_body(names, k.body, Facts(()), branches=branches), wide))
 
 
-def _body(body: Body, change: Change, facts: Facts) -> Body:
+def _body(names: Names, body: Body, facts: Facts, *, branches: bool) -> Body:
     """Rewrites the loops of a body that add to blocks declared in it."""
-    body = kept(body, (_inside(n, change, facts) for n in body))
+    body = kept(body, (_inside(names, n, facts, branches=branches) for n in body))
     begun = dict.fromkeys(n.local for n in body if isinstance(n, Declare | Assign) and _begins(n))
     sums = [local for local in begun if local.dtype.is_floating_point and _only_summed(local, body)]
     out: list[Node] = []
+    groups: list[tuple[For, For]] = []
     loops = 0
     for node in body:
         own = [local for local in sums if isinstance(node, For) and any(_writes(n, local) for n in nodes((node,)))]
-        out += change(node, own, f"{loops or ''}", facts) if own and isinstance(node, For) else (node,)
+        if not own or not isinstance(node, For):
+            out.append(node)
+        elif branches:
+            out += _flushing(names, node, own, f"{loops or ''}", facts)
+        else:
+            out.append(made := _in_parts(names, node, own, f"{loops or ''}", facts))
+            groups += [] if made is node else [(node, made)]
         loops += bool(own)
-    return kept(body, out)
+    return functools.reduce(_with_lanes_summed, groups, kept(body, out))
 
 
-def _inside(node: Node, change: Change, facts: Facts) -> Node:
+def _inside(names: Names, node: Node, facts: Facts, *, branches: bool) -> Node:
     if isinstance(node, If):
-        then, other = _body(node.then, change, facts.and_(*node.guard)), _body(node.other, change, facts)
-        return changed(node, then=then, other=other)
-    return inward(node, lambda part: _body(part, change, facts))
+        then = _body(names, node.then, facts.and_(*node.guard), branches=branches)
+        return changed(node, then=then, other=_body(names, node.other, facts, branches=branches))
+    return inward(node, lambda part: _body(names, part, facts, branches=branches))
 
 
 def _begins(node: Declare | Assign) -> bool:
@@ -277,17 +291,64 @@ def _as(value: Value, dtype: torch.dtype) -> Value:
 # --- groups without branches ---------------------------------------------------------------------------------------------
 
 
-def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str, facts: Facts) -> tuple[Node, ...]:
-    """A loop over groups, each summed into its own block."""
+def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str, facts: Facts) -> For:
+    """A loop over groups, each summed into its own block; the loop itself if it is short."""
     own = [local for local in locals_ if all(isinstance(n, Reduce) for n in nodes(loop.body) if _writes(n, local))]
     own = [local for local in own if not _loops_inside(loop, [local]) and list(_direct(loop.body, local))]
     if not own or _short(loop, GROUP) or facts.prove(const(GROUP) - loop.extent):
-        return (loop,)
+        return loop
     parts = {local: Local(_name(names, local, f"part{suffix}"), local.dtype, local.lanes) for local in own}
     body = tuple(replace(n, local=parts[n.local]) if isinstance(n, Reduce) and n.local in parts else n for n in loop.body)
     begin = tuple(Declare(part, 0.0) for part in parts.values())
     end = tuple(Reduce(local.lanes, (), local, "sum", held(part)) for local, part in parts.items())
-    return (_in_groups(names, replace(loop, body=body), GROUP, begin, end),)
+    return _in_groups(names, replace(loop, body=body), GROUP, begin, end)
+
+
+def _with_lanes_summed(body: Body, loops: tuple[For, For]) -> Body:
+    """A body in which a loop, given with its groups, ends with the sum over its lanes, where nothing else needs the lanes. If all
+    groups do, a loop of a single group is separate."""
+    loop, groups = loops
+    for end in (n for n in groups.body if isinstance(n, Reduce)):
+        body = _with_lanes_of(end, body, groups.symbol)
+    made = next(n for n in body if isinstance(n, For) and n.symbol is groups.symbol)
+    if not all(_sums_lanes(n) for n in made.body if isinstance(n, Reduce)):
+        return body
+    within = next(n for n in made.body if isinstance(n, For))
+    alone = tuple(replace(loop, body=within.body[1:]) if n is within else n for n in made.body)
+    short = If((Less(loop.extent, const(GROUP + 1)),), alone, (made,))
+    return tuple(short if n is made else n for n in body)
+
+
+def _sums_lanes(node: Reduce) -> bool:
+    return node.lanes != node.local.lanes
+
+
+def _with_lanes_of(end: Reduce, body: Body, group: Symbol) -> Body:
+    """A body whose groups end with the sum over the lanes of `end.local`: if nothing else uses this block, and nothing uses the
+    sum while groups are added to it."""
+    at = next(k for k, n in enumerate(body) if isinstance(n, For) and n.symbol is group)
+    loop, block = body[at], end.local
+    users = [n for n in body if n is not loop and _uses(n, block)]
+    if len(users) != 2 or users[0] not in body[:at] or users[1] in body[:at]:
+        return body
+    begin, last = users
+    if not isinstance(begin, Declare) or begin.number or not isinstance(last, Reduce):
+        return body
+    between = body[at + 1 : body.index(last)]
+    own = [n for n in between if isinstance(n, Declare | Assign) and n.local == last.local and _begins(n)]
+    others = [n for n in (loop, *between) if n not in own]
+    if last.value != held(block) or last.guard or last.operator != "sum" or any(_uses(n, last.local) for n in others):
+        return body
+    summed = inward(loop, lambda part: kept(part, (replace(last, value=end.value) if n is end else n for n in part)))
+    rest = [n for n in body[at + 1 :] if n not in own and n is not last]
+    return (*(n for n in body[:at] if n is not begin), *own, summed, *rest)
+
+
+def _uses(node: Node, local: Local) -> bool:
+    """Whether a statement, or one inside it, declares, reads or writes a block."""
+    return any(
+        (isinstance(n, Declare) and n.local == local) or _writes(n, local) or local.name in blocks_read(n) for n in nodes((node,))
+    )
 
 
 def _carrying_wide(body: Body, operators: Sequence[str]) -> Body:
