@@ -74,7 +74,7 @@ def build(
     header = (title or f"{name}: {chosen.strategy}", *chosen.lines[1:])
     if scheduled.call is not None:
         return LibraryExecutable(scheduled, scheduled.call, name, header)
-    loops = lower(scheduled, name, header, BACKENDS[backend])
+    loops = lower(scheduled, name, header, chosen.lowered_for(BACKENDS[backend]))
     if backend == "reference":
         return ReferenceExecutable(loops)
     if backend == "cpp":

@@ -240,7 +240,7 @@ def _lanes(asked: StageFacts, plan: Plan) -> LaneCount | None:
     scheduled = plan.apply(asked.program)
     if scheduled.call is not None:
         return None
-    program = lower(scheduled, asked.program.name, (), asked.target)
+    program = lower(scheduled, asked.program.name, (), plan.lowered_for(asked.target))
     arrays, numbers = asked.data(program)
     data = {array: whole(found) for array, found in arrays.items()}
     return count_lanes(program, data, numbers, in_order=asked.target.lanes_in_order)

@@ -12,6 +12,7 @@ from serrate.errors import ScheduleError
 from serrate.ir.tile import TileProgram
 from serrate.schedule.primitives import PRIMITIVES
 from serrate.schedule.short_rows import by_length
+from serrate.schedule.target import Target
 from serrate.schedule.tree import tree
 
 LOOPS = frozenset(("combine", "delay", "fuse", "gather", "inline", "mark", "merge", "reorder", "repeat", "split"))
@@ -90,6 +91,8 @@ class Plan:
     """The plan for short rows, if longer ones are cut: one worker processes each from beginning to end."""
     most: int | None = None
     """The length of the longest row that is short."""
+    combines_lanes: bool = False
+    """Whether a GPU program combines the lanes of each block, rather than once after the loop over a row."""
     threads: int | None = None
     """The most threads that share the work on a CPU; None for all. Results have the same bits for any number."""
     order: str = "blocked"
@@ -103,6 +106,10 @@ class Plan:
     def launch_options(self) -> LaunchOptions:
         """How its GPU programs are launched."""
         return LaunchOptions(self.warps, self.stages, self.product_stages)
+
+    def lowered_for(self, target: Target) -> Target:
+        """The target that the plan is lowered for."""
+        return replace(target, factors_blocks=False) if self.combines_lanes else target
 
     def launched_with(self, warps: int | None, stages: int | None) -> Plan:
         """The plan with so many warps, and so many blocks in flight in all loops, where these are given."""

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 import serrate
 import serrate.language as hl
-from serrate import JaggedTensor, ir, jit, ops
+from serrate import JaggedTensor, ir, ops
 from serrate.lower.passes.long_sums import GROUP
 
 pytestmark = pytest.mark.triton
@@ -65,12 +64,6 @@ def test_a_group_is_summed_over_its_lanes_before_the_next_begins() -> None:
     source = fusion(lambda x: ops.sum(x, 1)).compile("triton", "maskless", tile=TILE).source(jt.values, jt.offsets)
     assert blocks_in(source, "2, 4") == {"T3_r0i_part"}
     assert source.count("T3_ = T3_ + tl.sum(T3_r0i_part, 0)") == 2  # a single group, and each of several
-
-
-def test_looked_up_rows_take_one_block() -> None:
-    bags = JaggedTensor.from_lengths(torch.zeros(20, dtype=torch.int64), [5, 0, 15])
-    pooled = jit(lambda i, table: functional.embedding_bag(i, table, mode="sum"), backend="triton", strategy="maskless")
-    assert len(blocks_in(pooled.source(bags, torch.randn(3, 128)), "16, 128")) == 1
 
 
 def test_a_sum_that_later_loops_read() -> None:

@@ -241,8 +241,8 @@ class ValuePrinter(IndexPrinter):
 
     def _other(self, value: Value, lanes: Lanes, guard: Guard) -> float | None:
         """The value that a newly computed value has where its statement is masked off; None if unknown."""
-        if isinstance(value, Load) and not value.guard and not isinstance(value, Boxed):
-            return self.preferred.get(id(value), value.other)
+        if isinstance(value, Load) and not isinstance(value, Boxed):
+            return value.other if value.guard else self.preferred.get(id(value), value.other)
         if isinstance(value, Call) and value.function in POWERS:
             x, m = value.args
             is_zero = value.function == "exp_diff" or self._has_terms(m, lanes, guard)
