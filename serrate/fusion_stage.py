@@ -281,7 +281,7 @@ class FusionStage(CompiledStage):
             rows = RowStatistics(count(call), total, longest, prod([size(call) for size in width]) * facts.itemsize)
             # In deterministic mode, earlier calls decide nothing.
             mean = rows.mean if is_deterministic() else similar_mean(rows.mean, self._means)
-            about = {"product": facts.product, "carried": facts.carried, "mean": mean}
+            about = {"product": facts.product, "carried": facts.carried, "over_features": facts.over_features, "mean": mean}
         workers, distribution = device_workers(call.device), call.hints.distribution
         return rows, choose(rows, target, workers, **about, distribution=distribution)
 

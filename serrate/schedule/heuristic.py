@@ -8,8 +8,9 @@ not an input: on a CPU the same rows get the same plan, and so the same bits, fo
 | dense (0.7 or more), shorter than a block              | masked             | one row at a time would leave lanes idle      |
 | anything else                                          | maskless           | no idle lanes, and no partial results         |
 On a GPU, rows are also cut if their lengths are unknown (short rows still stay whole), if there are few rows, and for matrix
-products, to occupy all multiprocessors. Low density alone decides nothing: exponential and bimodal lengths have a density of 0.1,
-and run as fast whole as in pieces, as long as no row is a large share of the total.
+products, to occupy all multiprocessors. If the lengths are known, whole rows run under the plan that short rows have without.
+Low density alone decides nothing: exponential and bimodal lengths have a density of 0.1, and run as fast whole as in pieces, as
+long as no row is a large share of the total.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ LONG_BYTES = 512 << 10
 NUMBER_BYTES = 16
 """A position of at most this many bytes counts as a plain number."""
 SHORT = 4096
-"""The longest row that a GPU treats as short: a worker with few warps finishes it quickly."""
+"""The most positions of rows, on average, that a GPU treats as short: a worker with few warps finishes such a row quickly."""
 PIVOT_BYTES = 1 << 20
 """The most bytes of a row whose moments a GPU sums about a pivot: each lane sums few elements then."""
 LEAST_TILE, SHORT_TILE = 8, 64
@@ -128,11 +129,13 @@ def choose(
     *,
     product: bool = False,
     carried: Carried = "nothing",
+    over_features: bool = False,
     distribution: str | None = None,
     mean: int | None = None,
 ) -> Choice:
     """A strategy, its options and the reason. `workers` is the number of workers of a GPU, `carried` the kind of value that each
-    carries along its row. The user's `distribution` overrides the lengths of this call, because it also describes later calls.
+    carries along its row, `over_features` whether these are statistics over all features. The user's `distribution` overrides the
+    lengths of this call, because it also describes later calls.
     Sizes are chosen for rows of length `mean`, by default the mean of `rows`.
 
     >>> from serrate.schedule.target import CPU
@@ -153,7 +156,7 @@ def choose(
         return Choice("persistent_dynamic", options, "a hint says that one row may be very long")
     if distribution == "uniform":
         rows = replace(rows, longest=-(-rows.total // max(rows.count, 1)))
-    if target.many_workers and (why := _why_in_pieces(rows, target, workers, product)):
+    if target.many_workers and (why := _why_in_pieces(rows, target, workers, product, over_features and mean <= SHORT)):
         return Choice("persistent_dynamic", _sizes(rows, target, product, carried, mean), why)
     if target.many_workers and "rows" in (sizes := _of_numbers(rows, carried, mean)):
         return Choice("persistent_dynamic", sizes, "most rows are a few numbers: many are processed together")
@@ -161,7 +164,7 @@ def choose(
         return Choice("maskless", {"keep_rows": False}, "the host does not know the longest row")
     if waits(rows, target, workers):
         return Choice("persistent_dynamic", {}, "the longest row is a large share of the work: other workers would wait for it")
-    row_bytes = rows.longest * rows.position_bytes
+    row_bytes = _bytes(rows)
     if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
         return Choice("masked", {}, "rows are short and about equally long: one at a time would leave most lanes idle")
     if rows.longest * SHARES > rows.total:
@@ -172,23 +175,32 @@ def choose(
         return Choice("maskless", {"keep_rows": row_bytes <= KEPT_BYTES}, why)
     plain = _of_numbers(rows, carried, mean)
     sizes = {name.removeprefix("short_"): n for name, n in plain.items() if name not in ("chunk", "uncut")}
-    if rows.longest <= SHORT:
+    if mean <= SHORT:
+        # As without lengths: most rows are short, whatever the longest.
         sizes |= {"short": True, "pivots": row_bytes <= PIVOT_BYTES}
     return Choice("maskless", sizes, why)
+
+
+def _bytes(rows: RowStatistics) -> int:
+    """The bytes of the longest row; 0 if it is unknown."""
+    return (rows.longest or 0) * rows.position_bytes
 
 
 WHY_PRODUCTS = "blocks of the matrix products of all rows occupy all workers"
 """The reason for cutting rows for matrix products on a GPU."""
 
 
-def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool) -> str:
-    """The reason for cutting rows if there are many workers; empty if rows stay whole."""
+def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool, pivots: bool) -> str:
+    """The reason for cutting rows if there are many workers; empty if rows stay whole. `pivots`: whether those that stay whole
+    have sums about a pivot."""
     if product:
         return WHY_PRODUCTS
     if rows.longest is None:
         return "the host does not know the longest row, and cut rows have no worst case"
     if rows.count < 2 * workers:
         return "there are too few rows to occupy all workers"
+    if pivots and _bytes(rows) > PIVOT_BYTES:
+        return "statistics over all features are sums about a pivot only in rows of limited length: longer rows are cut"
     return "the longest row is a large share of the work: other workers would wait for it" if waits(rows, target, workers) else ""
 
 

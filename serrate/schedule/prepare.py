@@ -116,6 +116,8 @@ class RowFacts:
     product: bool
     carried: Carried
     """What a worker carries from one block of a row to the next."""
+    over_features: bool
+    """Whether rows have statistics over all of their features."""
 
 
 def row_facts(program: TileProgram) -> RowFacts | None:
@@ -131,14 +133,11 @@ def row_facts(program: TileProgram) -> RowFacts | None:
     rows = most.own_rows[0] if len(sides) == 1 else product(*most.own_rows[:2])
     inner = tuple(d.extent_expr for d in collapse([d for d in most.regular if d.uid not in sides]))
     itemsize = max(t.dtype.itemsize for s in found for t in s.leaf.targets)
-    return RowFacts(rows, inner, itemsize, any(s.is_product for s in shapes), _carried(found))
-
-
-def _carried(shapes: Sequence[Shape]) -> Carried:
-    reducing = [s.leaf for s in shapes if s.reduces_rows and isinstance(s.leaf, Accumulate)]
-    if any(leaf.reduction.in_block is not None for leaf in reducing):
-        return "statistics"
-    return "sums" if reducing else "nothing"
+    reducing = [s for s in found if s.reduces_rows and isinstance(s.leaf, Accumulate)]
+    statistics = [s for s in reducing if isinstance(s.leaf, Accumulate) and s.leaf.reduction.in_block is not None]
+    carried: Carried = "statistics" if statistics else "sums" if reducing else "nothing"
+    over_features = any(s.reduced & {d.uid for d in s.regular} for s in statistics)
+    return RowFacts(rows, inner, itemsize, any(s.is_product for s in shapes), carried, over_features)
 
 
 def describe(program: TileProgram, name: str) -> Shape:

@@ -5,8 +5,10 @@ In: functions of rows of features, planned without a GPU and run by Triton's int
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +16,17 @@ import torch
 from torch.nn import functional
 
 from serrate import JaggedTensor, jit, ops
+from serrate.fusion_stage import FusionStage
+from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.plan import Plan
+from serrate.schedule.strategies import plan as planned
 from serrate.schedule.strategies.persistent_dynamic import FINISH
+from serrate.schedule.target import GPU
 
 pytestmark = pytest.mark.triton
 LENGTHS = (3, 0, 17, 1, 40, 2, 1500, 16, 5)
 Body = Callable[..., Any]
+TABLE = torch.zeros(50, 128)
 
 
 def both(body: Body, *args: JaggedTensor | torch.Tensor) -> tuple[Plan, Plan]:
@@ -124,3 +131,41 @@ def test_many_workers_combine_the_partial_results_of_a_row() -> None:
     plan, _ = both(lambda x: torch.softmax(x, 1), x)
     own = plan.steps[[s.primitive for s in plan.steps].index("rfactor") + 1 :]
     assert [step.args[1:] for step in own[:2]] == [("d1", FINISH[1]), ("r0or", FINISH[0])]
+
+
+@pytest.mark.parametrize("share", [1.2, 35.0], ids=["about equal rows", "some long rows"])
+@pytest.mark.parametrize(
+    ("body", "mean", "features", "dtype"),
+    [
+        (lambda x: x.sum(1), 256, (128,), torch.float32),
+        (lambda x: torch.softmax(x, 1), 256, (128,), torch.float32),
+        (lambda x: torch.softmax(x, 1), 256, (128,), torch.bfloat16),
+        (lambda x: ops.layer_norm(x, (1, 2)), 256, (128,), torch.bfloat16),
+        (lambda x: x.sum(1), 2048, (), torch.float32),
+        (lambda x: torch.softmax(x, 1), 2048, (), torch.float32),
+        (lambda x: functional.embedding(x.long(), TABLE).sum(1), 16, (), torch.float32),
+    ],
+    ids=["sum", "softmax", "softmax of 16 bits", "layer norm of 16 bits", "sum of numbers", "softmax of numbers", "bags"],
+)
+def test_known_lengths_only_remove_the_pieces_of_long_rows(
+    body: Body, mean: int, features: tuple[int, ...], dtype: torch.dtype, share: float
+) -> None:
+    """Rows that would stay whole without the longest length run under the same plan with it."""
+    x = JaggedTensor.from_lengths(torch.zeros(8, *features, dtype=dtype), [3, 5])
+    stage = next(s for s in jit(body, backend="triton").compiled(x)[0].stages if isinstance(s, FusionStage) and s._facts)
+    facts = stage._facts
+    assert facts is not None
+    width = facts.itemsize * math.prod(each.value or 1 for each in facts.inner)
+    unknown = RowStatistics(1 << 16, mean << 16, None, width)
+
+    def chosen(rows: RowStatistics) -> Plan:
+        found = choose(rows, GPU, 132, carried=facts.carried, over_features=facts.over_features)
+        return planned(stage.naive, found.strategy, GPU, None, **found.options)
+
+    short, whole = chosen(unknown).short, chosen(replace(unknown, longest=int(share * mean)))
+    assert short is not None
+    if whole.short is not None:
+        # Longer rows would change how the moments of all are computed.
+        assert whole == chosen(unknown) and facts.over_features and share > 2
+        return
+    assert (whole.steps, whole.launch_options, whole.combines_lanes) == (short.steps, short.launch_options, short.combines_lanes)

@@ -39,7 +39,7 @@ def maskless(
     pivots: bool = False,
 ) -> Plan:
     """A plan with rows on the grid; `tile` is the number of positions per block, `lanes` the tile sizes of a kernel. `short`:
-    whether no row is long; `pivots`: whether moments are sums about a pivot, for which the length must have a known bound."""
+    whether most rows are short; `pivots`: whether moments are sums about a pivot, for which lengths must have a known bound."""
     recorder = Recorder(program)
     prepare(recorder)
     small = False
