@@ -36,13 +36,14 @@ SHARED = 8192
 """How many warps share a work list that is mostly empty: enough to fill a GPU, few enough to be gone at once."""
 
 REGISTERS = "maxnreg"
-"""Triton's option that limits the registers of a thread. Given the option, the assembler uses as many as it may, so only kernels
-that would use more get it."""
+"""Triton's option that limits the registers of a thread. Given the option, the assembler uses as many as it may."""
 MOST_REGISTERS = 128
 """The limit for kernels that wait for memory: sixteen warps then share a multiprocessor. (Softmax of 16 bits on an H200: 66% of a
 copy's speed with 155 registers, 70% with 128.)"""
 TWO_PROGRAMS = 65536 // (2 * 32)
-"""The registers of a thread times the warps of a program, when two programs share the registers of a multiprocessor."""
+"""The registers of a thread times the warps of a program, when two programs share the registers of a multiprocessor. Programs of
+many warps get all of these: otherwise the assembler may save registers for a third program, and each then has fewer loads in
+flight, while more rows compete for the cache."""
 
 FEW_BLOCKS = 64
 """The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
@@ -66,7 +67,7 @@ class TritonFunction:
     def __init__(self, function: Any, options: Mapping[str, int], registers: int | None = None) -> None:
         self.function, self._options = function, options
         self._registers = registers
-        """The most registers of a thread, if that should be limited."""
+        """The most registers of a thread, if that should be limited. Less than the usual limit is also the number to use."""
         self.compiled: dict[tuple[torch.device, tuple[int, ...]], LoadedKernel] = {}
         """By device and `wide` integers."""
 
@@ -108,9 +109,16 @@ class TritonFunction:
             kernel, loaded = self._fitting(warm)
         self.compiled[device, wide(numbers)] = self._limited(kernel, loaded, arguments)
 
+    def limit(self, used: int) -> int | None:
+        """The limit to compile the kernel again with if a thread has `used` so many registers; None if that is fine."""
+        if self._registers is None or used == self._registers or (used < self._registers and self._registers == MOST_REGISTERS):
+            return None
+        return self._registers
+
     def _limited(self, kernel: Any, loaded: LoadedKernel, arguments: Sequence[Any]) -> LoadedKernel:
-        """The kernel; if it uses more registers than the limit, compiled again with the limit, unless that spills."""
-        if self._registers is None or (getattr(kernel, "n_regs", None) or 0) <= self._registers:
+        """The kernel; if it should use another number of registers, compiled again with that limit, unless that spills."""
+        used = getattr(kernel, "n_regs", None)
+        if used is None or self.limit(used) is None:
             return loaded
         device = arguments[0].device
         with torch.cuda.device(device):

@@ -1,7 +1,8 @@
-"""`python -m tests.codegen.instructions TASK/DTYPE...`: the machine instructions of loops on sm_90, counted without a GPU.
+"""`python -m tests.codegen.instructions [--known] TASK/DTYPE...`: the machine instructions of loops on sm_90, without a GPU.
 
 In: names of the GPU table, such as `softmax/bfloat16`. Out: for every kernel that a call launches where the host knows no length,
-its instructions and registers, and the instructions of each innermost loop by kind. Counts are facts about code, not times.
+or with `--known` all of them: its instructions and registers, with the limits of `runtime/triton.py`, and the instructions of
+each innermost loop by kind. Counts are facts about code, not times.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)((?:\.\w+)*)\s*(.*?);")
@@ -85,7 +87,7 @@ class Counting:
         import triton
         from triton.compiler import ASTSource
 
-        from serrate.runtime.triton import fewer_stages
+        from serrate.runtime.triton import REGISTERS, fewer_stages
         from tests.codegen.gpu_targets import TARGETS
 
         target, function = TARGETS["sm_90"], kernel.function
@@ -96,19 +98,38 @@ class Counting:
             compiled = triton.compile(source, target=target.target, options=options)
             if compiled.metadata.shared <= target.shared:
                 break
-        tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compiled.asm["cubin"])
-            file.flush()
-            sass = subprocess.run([tools / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
-            used = subprocess.run(
-                [tools / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
-            ).stdout
-        count, loops = innermost_loops(sass)
-        registers = re.search(r"REG:(\d+)", used)
-        print(f"  {function.__name__}: {count} instructions, {registers[1] if registers else '?'} registers")
+        found = _disassembled(compiled.asm["cubin"])
+        if limit := kernel.limit(found.registers):
+            limited = _disassembled(
+                triton.compile(source, target=target.target, options={**options, REGISTERS: limit}).asm["cubin"]
+            )
+            found = found if limited.spills else limited
+        count, loops = innermost_loops(found.sass)
+        print(f"  {function.__name__}: {count} instructions, {found.registers} registers")
         for loop in loops:
             print(f"    loop of {loop.total()}: {', '.join(f'{n} {kind}' for kind, n in loop.most_common())}")
+
+
+class Disassembled(NamedTuple):
+    """A compiled kernel: its instructions, and the resources of a thread."""
+
+    sass: str
+    registers: int
+    spills: bool
+
+
+def _disassembled(cubin: bytes) -> Disassembled:
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        sass = subprocess.run([tools / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+        used = subprocess.run([tools / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+)", used), re.search(r"STACK:(\d+)", used)
+    assert registers is not None
+    return Disassembled(sass, int(registers[1]), bool(stack and int(stack[1])))
 
 
 def main(names: Sequence[str]) -> None:
@@ -123,25 +144,29 @@ def main(names: Sequence[str]) -> None:
     from serrate.tensor.structure import Structure
 
     counting, choose = Counting(), fusion_stage.choose
+    names, known = [name for name in names if name != "--known"], "--known" in names
     runtime._copy_engine = lambda: True
 
-    def unknown(rows: Any, target: Any, _: int = 1, **options: Any) -> Any:
-        return choose(replace(rows, longest=None) if rows else rows, target, WORKERS, **options)
+    def as_many(rows: Any, target: Any, _: int = 1, **options: Any) -> Any:
+        """The choice for the number of rows of the benchmark."""
+        rows = rows and replace(rows, count=rows.count * share, total=rows.total * share, longest=rows.longest if known else None)
+        return choose(rows, target, WORKERS, **options)
 
     def derived(self: Derivation, *_: Any) -> list[Scratch]:
         return [Scratch(torch.zeros(2, dtype=torch.int64), 0, (2,), torch.int64) for _ in range(1 + max(self.order))]
 
     with (
-        mock.patch.object(fusion_stage, "choose", unknown),
-        mock.patch.object(Structure, "known_max_length", lambda self, level=-1: None),
+        mock.patch.object(fusion_stage, "choose", as_many),
+        nullcontext() if known else mock.patch.object(Structure, "known_max_length", lambda self, level=-1: None),
         mock.patch.object(TritonExecutable, "sized", lambda self, *_: counting.executed(self)),
         mock.patch.object(Derivation, "__call__", derived),
     ):
         for name in names:
             task, dtype = name.split("/")
             print(name)
-            work = TASKS[task].make(data_of(TASKS[task], "uniform", dtype, "cpu", rows=min(TASKS[task].rows, 64)))
-            work.call(*work.arguments(work.data.tensor()))
+            share = max(TASKS[task].rows // 64, 1)
+            work = TASKS[task].make(data_of(TASKS[task], "uniform", dtype, "cpu", rows=TASKS[task].rows // share))
+            work.call(*work.arguments(work.data.tensor(told=known)))
 
 
 if __name__ == "__main__":

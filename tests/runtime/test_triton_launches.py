@@ -17,7 +17,7 @@ from serrate import JaggedTensor, ir, jit, ops
 from serrate.ir.fusion import NOTHING
 from serrate.runtime import triton as runtime
 from serrate.runtime.memory import Scratch
-from serrate.runtime.triton import TritonFunction
+from serrate.runtime.triton import MOST_REGISTERS, TritonFunction
 
 CPU = torch.device("cpu")
 
@@ -48,6 +48,14 @@ class CompiledFunction:
     def run(self, x: int, y: int, z: int, stream: int, kernel: str, metadata: str, *args: Any) -> None:
         assert (stream, kernel, metadata, *args[:3]) == (0, "the kernel", "its metadata", None, None, None)
         self._function.direct.append(((x, y, z), *args[3:]))
+
+
+def test_programs_of_many_warps_use_the_registers_of_two_programs() -> None:
+    """Half the registers of a multiprocessor, whether they would use more or fewer; others are only limited."""
+    many, few = (TritonFunction(Function(), {}, registers) for registers in (64, MOST_REGISTERS))
+    assert [many.limit(used) for used in (40, 64, 90)] == [64, None, 64]
+    assert [few.limit(used) for used in (40, MOST_REGISTERS, 155)] == [None, None, MOST_REGISTERS]
+    assert TritonFunction(Function(), {}).limit(155) is None
 
 
 def test_integers_of_one_width_share_a_compiled_kernel() -> None:
