@@ -55,6 +55,46 @@ def test_branches_and_loops_on_numbers_of_the_device() -> None:
     assert found.tolist() == [s if s > 2 else -s for s in steps]
 
 
+@pytest.mark.filterwarnings("error:tl.where with a non-boolean condition")
+def test_bits_of_truth_values_are_truth_values() -> None:
+    """Triton has deprecated integers as conditions."""
+
+    def chosen(x: JaggedTensor) -> JaggedTensor:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.num_rows):
+            for k in hl.tile(x.max_length):
+                v = x[b, k]
+                both, any_, one = (v > -1) & (v < 1), (v < -1) | (v > 0), (v > 0) ^ (k.index < 2)[None, :]
+                out[b, k] = torch.where(both, 1.0, 0.0) + torch.where(any_, 2.0, 0.0) + torch.where(one & True, 4.0, 0.0)
+        return out
+
+    x = rows([3, 0, 5])
+    wanted = [
+        1.0 * ((v > -1) & (v < 1)) + 2.0 * ((v < -1) | (v > 0)) + 4.0 * ((v > 0) ^ (torch.arange(len(v)) < 2)) for v in x.unbind()
+    ]
+    torch.testing.assert_close(serrate.kernel(chosen).on("triton")(x).values, torch.cat(wanted))
+
+
+def test_a_value_that_is_read_twice_is_printed_once() -> None:
+    """Forty times: as a tree, the last value would have 2^40 leaves."""
+
+    def folded(x: JaggedTensor) -> JaggedTensor:
+        out = torch.empty_like(x)
+        for b in hl.tile(x.num_rows):
+            for k in hl.tile(x.max_length):
+                v = x[b, k]
+                for _ in range(40):
+                    v = torch.where(v > 0, v * 0.5, v + 1)
+                out[b, k] = v
+        return out
+
+    x = rows([3, 0, 5])
+    wanted = x.values
+    for _ in range(40):
+        wanted = torch.where(wanted > 0, wanted * 0.5, wanted + 1)
+    torch.testing.assert_close(serrate.kernel(folded).on("triton")(x).values, wanted)
+
+
 def test_atomic_adds() -> None:
     def histogram(x: JaggedTensor, bins: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(4, dtype=torch.int64)

@@ -60,6 +60,9 @@ SPECIAL: dict[tuple[str, str], str] = {
     # The sum of two bits is 0 if both are 1.
     ("add", "truth"): FUNCTIONS["logical_or"],
     ("mul", "truth"): FUNCTIONS["logical_and"],
+    ("bitand", "truth"): FUNCTIONS["logical_and"],
+    ("bitor", "truth"): FUNCTIONS["logical_or"],
+    ("bitxor", "truth"): FUNCTIONS["ne"],
     ("floor", "integer"): "{0}",
     ("ceil", "integer"): "{0}",
     ("pow", "integer"): "sr_whole_power({0}, {1})",
