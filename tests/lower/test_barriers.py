@@ -104,6 +104,51 @@ def added(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def rotated(x: JaggedTensor) -> JaggedTensor:
+    """Each half of the columns is computed from both."""
+    out = torch.empty_like(x)
+    for b in hl.grid(x.num_rows):
+        for k in hl.tile(x.lengths[b], block_size=4):
+            out[b, k, 0:3] = x[b, k, 0:3] - x[b, k, 3:6]
+            out[b, k, 3:6] = x[b, k, 0:3] + x[b, k, 3:6]
+    return out
+
+
+def test_stores_to_different_columns_do_not_wait_for_each_other() -> None:
+    x, kernel = JaggedTensor.from_lengths(torch.randn(30, 6), [19, 0, 11]), serrate.kernel(rotated)
+    assert of(kernel, x) == []
+    low, high = x.values[:, :3], x.values[:, 3:]
+    torch.testing.assert_close(kernel.on("triton")(x).values, torch.cat([low - high, low + high], 1))
+
+
+def test_an_iteration_does_not_wait_for_other_positions() -> None:
+    def swapped(x: JaggedTensor) -> JaggedTensor:
+        for b in hl.grid(x.num_rows):
+            for k in hl.tile(x.lengths[b], block_size=4):
+                low, high = x[b, k, 0:3], x[b, k, 3:6]
+                x[b, k, 0:3] = low - high
+                x[b, k, 3:6] = low + high
+        return x
+
+    x, kernel = JaggedTensor.from_lengths(torch.randn(30, 6), [19, 0, 11]), serrate.kernel(swapped)
+    low, high = x.values[:, :3].clone(), x.values[:, 3:].clone()
+    # Within an iteration, the stores wait for the threads that use what they replace.
+    assert of(kernel, x) == [1]
+    torch.testing.assert_close(kernel.on("triton")(x).values, torch.cat([low - high, low + high], 1))
+
+
+def test_stores_to_columns_that_overlap_wait_for_each_other() -> None:
+    def overlapping(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        for i in hl.tile(x.size(0), block_size=4):
+            out[i, 0:4] = x[i, 0:4]
+            out[i, 3:6] = -x[i, 3:6]
+        return out
+
+    x, kernel = torch.randn(9, 6), serrate.kernel(overlapping)
+    assert len(of(kernel, x, torch.zeros(9, 6))) == 1
+    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(9, 6)), torch.cat([x[:, :3], -x[:, 3:]], 1))
+
+
 def test_a_loop_waits_once_for_what_the_loop_before_has_stored() -> None:
     jt = JaggedTensor.from_lengths(torch.randn(30), [19, 0, 11])
     kernel, kept = serrate.kernel(through_memory), torch.zeros(3, 20)

@@ -310,6 +310,7 @@ LOWER = [
         "serrate/lower/passes/barriers.py",
         ("tests/lower/test_barriers.py",),
         ("    if not later.stores:\n        return True", "    if not later.stores:\n        return False"),
+        ("(a[1] < b[0] or b[1] < a[0])", "(a[0] < b[0] or b[1] < a[0])"),
         ("return not same and not (access.adds and later.adds)", "return not same"),
         ("return not same or moved or not in_place", "return not same"),
         ("if all(isinstance(n, Assign) or is_stored(n, each[1]) for n in found)}", "}"),

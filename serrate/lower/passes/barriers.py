@@ -14,6 +14,7 @@ spread over threads independently. No barrier is needed
   else uses what was read, the store must wait: several threads may read an element that one of them stores;
 - between stores of one statement, or to the same elements by the same lanes, which the same threads do, and between two atomic
   additions. Like torch, this assumes that stores through an index tensor go to distinct places;
+- between accesses to different columns, as in `y[i, :4]` and `y[i, 4:]`;
 - between iterations of a loop that certainly access different elements, and between positions of a grid, which are independent.
 """
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serrate.ir.expr import Expr
+from serrate.ir.expr import Expr, Sum, Symbol
 from serrate.ir.loops import (
     Assign,
     Barrier,
@@ -38,6 +39,7 @@ from serrate.ir.loops import (
     nodes,
     written_by,
 )
+from serrate.ir.solve import terms_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Tensor
 from serrate.lower.passes.common import Body, effects, inward, is_apart, kept, names_in, per_kernel
@@ -146,9 +148,11 @@ def _are_apart(loop: For | While, memory: Tensor) -> bool:
     statements = effects(loop.body)
     found = [a for a in accesses(statements) if a.tensor is memory]
     varying = {x.name for n in statements for x in written_by(n)}
-    if isinstance(loop, While) or len(set(map(_place, found))) != 1:
+    if isinstance(loop, While):
         return False
-    return is_apart(found[0].index, found[0].lanes, loop.symbol, varying)
+    shared = [same[0] for same in zip(*(a.index for a in found), strict=True) if len(set(map(id, same))) == 1]
+    lanes = tuple(sorted({lane for a in found for lane in a.lanes}, key=lambda lane: lane.size))
+    return is_apart(shared, lanes, loop.symbol, varying)
 
 
 def _read_in_place(body: Body) -> set[Reading]:
@@ -175,7 +179,7 @@ def _read_in_place(body: Body) -> set[Reading]:
 def _conflict(earlier: Earlier, moved: bool, later: Access) -> bool:
     """Whether the later access must wait for the earlier one."""
     access, in_place = earlier
-    if access.tensor is not later.tensor or not (access.stores or later.stores):
+    if access.tensor is not later.tensor or not (access.stores or later.stores) or _never_meet(access, later):
         return False
     if not later.stores:
         return True
@@ -183,6 +187,26 @@ def _conflict(earlier: Earlier, moved: bool, later: Access) -> bool:
     if access.stores:
         return not same and not (access.adds and later.adds)
     return not same or moved or not in_place
+
+
+def _never_meet(one: Access, other: Access) -> bool:
+    """Whether two accesses are to different elements, whatever the loops are at: along some dim, all places of one are before
+    all places of the other."""
+    for mine, its in zip(one.index, other.index, strict=True):
+        a, b = _span(mine, one.lanes), _span(its, other.lanes)
+        if a is not None and b is not None and (a[1] < b[0] or b[1] < a[0]):
+            return True
+    return False
+
+
+def _span(index: Expr, lanes: Lanes) -> tuple[int, int] | None:
+    """The first and last place that an index has for these lanes; None if it depends on anything else."""
+    last = {lane.symbol: lane.size - 1 for lane in lanes}
+    start = index.constant if isinstance(index, Sum) else index.value or 0
+    ends = [factor * last[term] for term, factor in terms_of(index) if isinstance(term, Symbol) and term in last]
+    if len(ends) < len(terms_of(index)):
+        return None
+    return start + sum(min(e, 0) for e in ends), start + sum(max(e, 0) for e in ends)
 
 
 def _count(node: Node) -> int:

@@ -50,6 +50,7 @@ from serrate.ir.loops import (
     Node,
     Reduce,
     Running,
+    blocks_read,
     bodies,
     held,
     nodes,
@@ -60,7 +61,7 @@ from serrate.ir.tile import SERIAL
 from serrate.ir.values import Constant, Value, call, carried_dtype, constant
 from serrate.lower.facts import Facts
 from serrate.lower.names import Names
-from serrate.lower.passes.common import Body, blocks_read, changed, inward, kept, per_kernel
+from serrate.lower.passes.common import Body, changed, inward, kept, per_kernel
 
 STEPS = 128
 """Additions to an element between flushes."""
