@@ -494,6 +494,41 @@ def test_a_carried_value_that_is_read_inside_its_loop_depends_on_the_tile(backen
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_what_the_last_tile_leaves_in_memory_depends_on_the_tile(backend: str) -> None:
+    @serrate.kernel
+    def last(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            for t in hl.tile(jt.max_length):
+                out[b] = jt[b, t].sum(1)
+        return out
+
+    @serrate.kernel
+    def fixed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for b in hl.tile(x.size(0)):
+            for t in hl.tile(x.size(1), block_size=4):
+                out[b] = x[b, t].sum(1)
+        return out
+
+    @serrate.kernel
+    def running(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for b in hl.tile(x.size(0)):
+            total = hl.zeros([b])
+            for t in hl.tile(x.size(1)):
+                total = total + x[b, t].sum(1)
+                out[b] = total
+        return out
+
+    with pytest.raises(KernelError, match=r"out is stored to at the same place in every iteration of the tile of line \d+, and"):
+        last.on(backend)(ragged())
+    x = torch.randn(3, 11)
+    torch.testing.assert_close(fixed.on(backend)(x), x[:, 8:].sum(1))
+    torch.testing.assert_close(running.on(backend)(x), x.sum(1))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
 def test_what_agrees_with_itself_is_tested_and_not_proven(backend: str) -> None:
     @serrate.kernel
     def roundabout(jt: JaggedTensor) -> torch.Tensor:
