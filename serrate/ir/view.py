@@ -408,7 +408,7 @@ class TensorView:
         )
 
     def __len__(self) -> int:
-        raise TraceError(f"len() of a traced tensor is not known while tracing ({user_line()})")
+        raise TraceError(f"len() of a traced tensor is not known while tracing ({user_line()}); write x.shape[0]")
 
     def __iter__(self) -> Any:
         raise TraceError(

@@ -298,12 +298,14 @@ class Binder(Arguments):
     def _bind_one_by_one(self, args: Sequence[torch.Tensor], known: KnownRows) -> BoundCall:
         """As `bind`, where an argument is wrong, which this says, or must be copied."""
         numbers: list[int] = []
-        device = args[0].device if args else torch.device("cpu")
+        device = torch.device("cpu")
         clean = True
         for k, arg in enumerate(args):
             dtype, rank, fixed, unknown = self._forms[k]
             if not isinstance(arg, torch.Tensor) or arg.dtype is not dtype or arg.ndim != rank:
                 raise CallError(f"argument {k} of {self.name} must be a {dtype} tensor with {rank} dims, got {_described(arg)}")
+            if k == 0:
+                device = arg.device
             if arg.device != device:
                 raise DeviceError(f"argument {k} of {self.name} is on {arg.device}, argument 0 on {device}; move one of them")
             shape = arg.shape

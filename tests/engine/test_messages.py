@@ -281,9 +281,22 @@ def test_unsupported_methods_are_named_as_such() -> None:
             jit(call)(torch.ones(3))
 
 
+def test_rows_of_traced_tensors_are_made_by_as_nested() -> None:
+    with pytest.raises(CallError, match=r"write ops\.as_nested\(values, offsets\), or construct it before the call"):
+        jit(lambda values, lengths: JaggedTensor.from_lengths(values, lengths))(torch.ones(3), torch.tensor([1, 2]))
+
+
 def test_results_of_a_fusion_are_tensors() -> None:
     with ir.Fusion() as f, pytest.raises(CallError, match="output: a result must be a tensor of the fusion, got 3"):
         f.output(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [1.0]])
+def test_arguments_of_a_fusion_are_tensors(wrong: Any) -> None:
+    with ir.Fusion("scale") as f:
+        f.output(f.input((None, 4), torch.float32) * 2)
+    with pytest.raises(CallError, match=r"argument 0 of scale must be a torch\.float32 tensor with 2 dims, got"):
+        f.compile()(wrong)
 
 
 def test_modules_that_ask_for_nested_tensors_are_told_what_to_use() -> None:

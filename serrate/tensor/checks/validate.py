@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from serrate.errors import CallError, DeviceError, DtypeError, ShapeError, StructureError
+from serrate.ir.view import TensorView
 from serrate.tensor.checks import mistakes
 from serrate.tensor.checks.deferred import can_report, defer, defer_arrival, summary
 from serrate.tensor.sync import host_copy, on_host
@@ -68,6 +69,11 @@ def check_values_layout(values: Tensor) -> None:
     Traceback (most recent call last):
     serrate.errors.ShapeError: values must have at least one dim, whose positions the rows share; got a scalar
     """
+    if isinstance(values, TensorView):
+        raise CallError(
+            "a JaggedTensor cannot be constructed from traced tensors: write ops.as_nested(values, offsets), or construct it "
+            "before the call"
+        )
     if not isinstance(values, Tensor):
         constructor = (
             "from_numpy(values, offsets)" if hasattr(values, "__array__") else "from_list(rows) or from_nested_list(numbers)"
