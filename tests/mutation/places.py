@@ -274,9 +274,21 @@ SCHEDULE = [
         ("tests/schedule/test_heuristic.py",),
         (">= LONG_BYTES and rows.longest * SHARES > rows.total", ">= LONG_BYTES or rows.longest * SHARES > rows.total"),
     ),
+    *_of(
+        "serrate/schedule/heuristic.py",
+        ("tests/schedule/test_gpu_sizes.py",),
+        ("    if mean <= SHORT:", "    if rows.longest <= SHORT:"),
+        ("if pivots and _bytes(rows) > PIVOT_BYTES:", "if pivots and _bytes(rows) < 0:"),
+    ),
 ]
 
 LOWER = [
+    *_of(
+        "serrate/lower/passes/long_sums.py",
+        ("tests/lower/test_long_sums.py",),
+        ("functools.reduce(_with_lanes_summed, groups, kept(body, out))", "kept(body, out)"),
+        ("replace(loop, body=within.body[1:])", "replace(loop, body=within.body[2:])"),
+    ),
     *_of(
         "serrate/lower/passes/tabulate.py",
         ("tests/lower/test_pipeline.py", "tests/codegen/test_expressions.py"),
