@@ -6,6 +6,7 @@ tiles like plain tensors; loads add the conditions under which positions exist. 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -197,8 +198,13 @@ def dot(a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -
 
 
 def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool = False) -> Any:
-    """A scan along a dim by a function of two values (or two tuples of values); positions that do not exist are skipped."""
-    return current("hl.associative_scan").associative_scan(combine, x, dim, reverse)
+    """A scan along a dim by a function of two values; positions that do not exist are skipped. Of a tuple of values, the function
+    takes two tuples, or the values of both as separate arguments."""
+    machine = current("hl.associative_scan")
+    count = len(x) if isinstance(x, (tuple, list)) else 1
+    if count > 1 and len(inspect.signature(combine).parameters) == 2 * count:
+        return machine.associative_scan(lambda left, right: combine(*left, *right), x, dim, reverse)
+    return machine.associative_scan(combine, x, dim, reverse)
 
 
 def fill(x: TileValue, value: float) -> TileValue:
