@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serrate.frontend.kernel.machine import refuse
-from serrate.ir.loops import Assign, held, number
+from serrate.ir.loops import Assign, existing, held
 from serrate.ir.tile import Along
-from serrate.ir.values import Value, call, constant
+from serrate.ir.values import call, constant
 from serrate.tiles.elementwise import block_value, broadcast_dims
 from serrate.tiles.reducing import dims_of, feeders_over
 from serrate.tiles.values import Feeder, Traced, as_traced
@@ -42,10 +42,7 @@ def associative_scan(trace: Trace, combine: Callable[..., Any], x: Any, dim: int
 
     outer, trace.block = trace.block, []
     guard = tuple(dict.fromkeys(g for each in given for g in each.guard([axis])))
-    exists: Value = constant(True, torch.bool)
-    for g in guard:
-        one = call("lt", number(g.left), number(g.right), dtype=torch.bool)
-        exists = call("logical_and", exists, one, dtype=torch.bool)
+    exists = call("gt", existing((), guard, torch.int64), constant(0, torch.int64), dtype=torch.bool)
     before = [Traced(held(c), rest) for c in carries]
     here = [Traced(each.value, rest) for each in given]
     pairs = (tuple(before), tuple(here)) if many else (before[0], here[0])

@@ -55,6 +55,35 @@ def test_branches_and_loops_on_numbers_of_the_device() -> None:
     assert found.tolist() == [s if s > 2 else -s for s in steps]
 
 
+@pytest.mark.parametrize("backend", ["interpreted", "cpp", "triton"])
+def test_scans_of_several_rows_at_once(backend: str) -> None:
+    """Rows that a block has room for, but that are not there, have no offsets to read."""
+
+    def by_values(left: Any, starts: Any, right: Any, begins: Any) -> Any:
+        return torch.where(begins, right, left + right), starts | begins
+
+    def by_tuples(left: Any, right: Any) -> Any:
+        return by_values(*left, *right)
+
+    def segments(x: JaggedTensor, starts: JaggedTensor) -> tuple[JaggedTensor, JaggedTensor, JaggedTensor]:
+        values, tuples, top = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+        for b in hl.tile(x.num_rows):
+            for k in hl.tile(x.max_length, block_size=8):
+                values[b, k], _ = hl.associative_scan(by_values, (x[b, k], starts[b, k]), 1)
+                tuples[b, k], _ = hl.associative_scan(by_tuples, (x[b, k], starts[b, k]), 1)
+                top[b, k] = hl.associative_scan(torch.maximum, x[b, k], 1)
+        return values, tuples, top
+
+    x = rows([5, 0, 4])
+    starts = x.with_values(torch.tensor([1, 0, 0, 1, 0, 0, 0, 1, 0]).bool())
+    wanted = torch.cat([part.cumsum(0) for part in x.values.split([3, 2, 2, 2])])
+    kernel = serrate.kernel(segments, strategy="masked")
+    values, tuples, top = (kernel.interpreted() if backend == "interpreted" else kernel.on(backend))(x, starts)
+    torch.testing.assert_close(values.values, wanted)
+    torch.testing.assert_close(tuples.values, wanted)
+    torch.testing.assert_close(top.values, torch.cat([row.cummax(0).values for row in x.unbind() if len(row)]))
+
+
 @pytest.mark.filterwarnings("error:tl.where with a non-boolean condition")
 def test_bits_of_truth_values_are_truth_values() -> None:
     """Triton has deprecated integers as conditions."""

@@ -649,6 +649,14 @@ GPU_CALLS = [
     ),
     *_of(
         "serrate/codegen/triton/block_values.py",
+        ("tests/language/test_triton.py", "-k", "scans_of and triton"),
+        (
+            "with self.protected(value.guard):\n                return self._existing(value, lanes)",
+            "return self._existing(value, lanes)",
+        ),
+    ),
+    *_of(
+        "serrate/codegen/triton/block_values.py",
         ("tests/language/test_maxima.py", "-k", "empty and triton"),
         ('is_zero = value.function == "exp_diff" or self._has_terms(m, lanes, guard)', "is_zero = True"),
     ),
