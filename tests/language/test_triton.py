@@ -55,6 +55,27 @@ def test_branches_and_loops_on_numbers_of_the_device() -> None:
     assert found.tolist() == [s if s > 2 else -s for s in steps]
 
 
+@pytest.mark.parametrize("strategy", ["maskless", "masked"])
+def test_rows_beside_the_first_and_the_last_are_not_read(strategy: str) -> None:
+    """Their offsets must not be read before the loop either, to see how many blocks are whole."""
+
+    def with_neighbours(x: JaggedTensor) -> torch.Tensor:
+        out = torch.empty(x.num_rows)
+        for b in hl.tile(x.num_rows):
+            total = hl.zeros([b])
+            for k in hl.tile(x.max_length):
+                total = total + x[b.index - 1, k].sum(1) + 2 * x[b, k].sum(1) + x[b.index + 1, k].sum(1)
+            out[b] = total
+        return out
+
+    x = rows([5, 0, 4, 2])
+    sums = torch.stack([row.sum() for row in x.unbind()])
+    wanted = 2 * sums
+    wanted[1:] += sums[:-1]
+    wanted[:-1] += sums[1:]
+    torch.testing.assert_close(serrate.kernel(with_neighbours, strategy=strategy).on("triton")(x), wanted)
+
+
 @pytest.mark.parametrize("backend", ["interpreted", "cpp", "triton"])
 def test_scans_of_several_rows_at_once(backend: str) -> None:
     """Rows that a block has room for, but that are not there, have no offsets to read."""

@@ -419,7 +419,8 @@ class _TritonPrinter(ValuePrinter):
         if not node.lanes and node.expr.value is None and (most := reach(node.expr, self.last)) is not None:
             self.last[node.symbol] = most
         if not node.lanes or isinstance(node.expr, Search):
-            text = self.index(node.expr, node.lanes)
+            with self.protected(node.guard):
+                text = self.index(node.expr, node.lanes)
             # Triton gives a loop up to a literal a 32-bit index; the same name is bound to 64 bits after the loop.
             text = text if node.expr.value is None else f"sr_wide({text})"
             self.put(f"{self.variables.get(node.symbol, node.symbol.name)} = {text}")

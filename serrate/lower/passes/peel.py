@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from serrate.ir.conditions import conditions_of
-from serrate.ir.expr import Expr, FloorDiv, Less, Minimum, Symbol, const, maximum, minimum, symbol
+from serrate.ir.expr import Element, Expr, FloorDiv, Less, Minimum, Symbol, const, maximum, minimum, symbol
 from serrate.ir.loops import (
     Bind,
     Declare,
@@ -31,6 +31,7 @@ from serrate.ir.loops import (
     While,
     Write,
     blocks_read,
+    bodies,
     nodes,
     values_of,
     written_by,
@@ -84,15 +85,16 @@ def _peeled(loop: For, names: Names) -> list[Node]:
     starts = {g: start for g in guards if g not in ends and (start := _bound(g, loop, start_of)) is not None}
     met = functools.reduce(maximum, dict.fromkeys(starts.values()), const(0))
     met = maximum(minimum(met, loop.extent), const(0))
-    limit = functools.reduce(minimum, dict.fromkeys(ends.values()), loop.extent)
+    safe, read = _protected(ends, loop, names)
+    limit = functools.reduce(minimum, dict.fromkeys(safe.values()), loop.extent)
     # Nothing is whole in a row that ends before it begins.
     if not (ends or starts) or (limit.value is not None and limit.value <= 0):
         return [loop]
     inner = _decided(settled(loop.body, {**ends, **starts}.keys()), {**ends, **starts}.keys())
-    begin, named, first = const(0), list[Node](), list[Node]()
+    begin, named, first = const(0), read, list[Node]()
     if starts:
         begin = symbol(names.of((loop, "first"), f"first_{loop.symbol}"), 0)
-        named = [Bind(begin, met, (), ())]
+        named.append(Bind(begin, met, (), ()))
         first = [For(loop.symbol, begin, loop.kind, loop.body, begin, brief=True)]
     most = limit.bounds[1]
     whole = symbol(names.of(loop, f"whole_{loop.symbol}"), 0, None if most is None else max(most, 0))
@@ -163,6 +165,41 @@ def _bound(condition: Less, loop: For, solved: Callable[[Less, Symbol], Expr | N
     if sure is None or names_in(sure.left, sure.right) & own:
         return None
     return solved(sure, loop.symbol)
+
+
+def _protected(ends: Bounds, loop: For, names: Names) -> tuple[Bounds, list[Node]]:
+    """The bounds, with names for those that can be read only under conditions which the loop itself checks: the row before each
+    row may not be there. If it is not, a name holds any number, which bounds statements that then do nothing."""
+    lanes = {lane.symbol for s in effects(loop.body) for lane in s.lanes}
+    found, named = dict(ends), list[Node]()
+    for condition, end in ends.items():
+        rows = {s for e in end.walk() if isinstance(e, Element) for s in e.index.symbols} - {loop.symbol}
+        asked = [
+            [g for g in each if g.symbols & rows and g.symbols.isdisjoint({loop.symbol, *lanes})]
+            for each in _asked(loop.body, ())
+            if condition in each
+        ]
+        always = tuple(g for g in asked[0] if all(g in each for each in asked))
+        if always:
+            name = symbol(names.of((loop, condition), f"end_{loop.symbol}"), None, None)
+            named.append(Bind(name, end, (), always))
+            found[condition] = name
+    return found, named
+
+
+def _asked(body: Body, around: tuple[Less, ...]) -> Iterator[tuple[Less, ...]]:
+    """The conditions under which each statement of a loop runs, and those of each of its reads and selects."""
+    for node in body:
+        inside = (*around, *node.guard) if isinstance(node, Effect | If | While) else around
+        if isinstance(node, Effect):
+            yield inside
+            for v in (v for value in values_of(node) for v in value.walk()):
+                if isinstance(v, Load):
+                    yield (*inside, *v.guard)
+                elif isinstance(v, Call) and v.function == "where":
+                    yield (*inside, *conditions_of(v.args[0])[0])
+        for part in bodies(node):
+            yield from _asked(part, inside)
 
 
 def _decided(body: Body, known: Collection[Less]) -> Body:
