@@ -12,7 +12,6 @@ from dataclasses import replace
 from serrate.ir.domains import IterDomain
 from serrate.ir.fusion import Definition
 from serrate.ir.tile import SERIAL, Leaf, Phase, Store, TileProgram, nest
-from serrate.ir.transforms import Transform
 from serrate.ir.values import Call, Place, Places, Read, Role, Tensor, Value, call, rewrite
 
 
@@ -77,20 +76,19 @@ def base_index(element: Read) -> Places | None:
 
 
 def _unmoved(domain: IterDomain, view: Tensor, index: Places) -> bool:
-    """Whether every dim of the view that transforms connect to `domain` is read at itself."""
-    for own, at in zip(view.logical, index, strict=True):
-        if (not isinstance(at, IterDomain) or at.uid != own.uid) and (_descends(own, domain) or _descends(domain, own)):
-            return False
-    return True
+    """Whether every dim of the view that transforms connect to `domain` is read at itself. Dims made from the same domain are
+    connected, too: rows are, with a dim that merges all positions of the rows with another."""
+    origins = _origins(domain)
+    moved = (own for own, at in zip(view.logical, index, strict=True) if not isinstance(at, IterDomain) or at.uid != own.uid)
+    return all(origins.isdisjoint(_origins(own)) for own in moved)
 
 
-def _descends(domain: IterDomain, ancestor: IterDomain) -> bool:
-    pending: list[Transform] = [domain.definition] if domain.definition else []
+def _origins(domain: IterDomain) -> set[int]:
+    """A domain and all that it is made from, by uid."""
+    found, pending = set[int](), [domain]
     while pending:
-        transform = pending.pop()
-        for source in transform.inputs:
-            if source.uid == ancestor.uid:
-                return True
-            if source.definition is not None:
-                pending.append(source.definition)
-    return False
+        each = pending.pop()
+        if each.uid not in found:
+            found.add(each.uid)
+            pending += each.definition.inputs if each.definition is not None else ()
+    return found

@@ -133,6 +133,7 @@ CASES: dict[str, Case] = {
     "last positions": Case(lambda x: ops.select(x, 1, -1), (one(2),)),
     "rows by number": Case(lambda x, k: x[k], (one(2), integers(2, 0, 2, rows=False))),
     "gather in rows": Case(lambda x, k: torch.gather(x, 1, k), (one(2), integers(0, 1, 0, 0, 2, 1, 1, 1, 0, 1, shape=(5, 2)))),
+    "gather in rows of one feature": Case(lambda x, k: torch.gather(x, 1, k), (one(1), integers(2, 0, 0, 1, 0, shape=(5, 1)))),
     "gather of features": Case(
         lambda x, k: torch.gather(x, 2, k), (one(3), integers(0, 1, 0, 2, 2, 1, 1, 1, 0, 1, shape=(5, 2)))
     ),
