@@ -53,7 +53,8 @@ def _state() -> State:
 def wanted(name: str, args: tuple[Any, ...]) -> torch.dtype | None:
     """The dtype that autocast casts an operation's operands to; None to leave them unchanged."""
     dtypes = state()
-    device = next((a.fusion.device for a in _views(args)), None) if dtypes else None
+    found = next((a.fusion.device for a in _views(args)), None) if dtypes else None
+    device = None if found is None else found.type
     if device not in DEVICES or dtypes[DEVICES.index(device)] is None:
         return None
     if name in LOWER:

@@ -238,7 +238,7 @@ def trace(
     them is an error.
     """
     fusion = Fusion(name=_identifier(function))
-    fusion.device = next((leaf.device.type for leaf in (*leaves_of(args, kwargs), *outside)), None)
+    fusion.device = next((leaf.device for leaf in (*leaves_of(args, kwargs), *outside)), None)
     known_sizes = iter(sizes)
     seen = ByStructure[list[TensorView]]()
     # An argument may also be a captured tensor, and a different one in the next call; so only captured ones go by identity.

@@ -193,8 +193,8 @@ class Fusion:
     """The schedule by hand, if any."""
     sizes: dict[Symbol, int] = field(default_factory=dict)
     """Values of unknown extents in the call being traced: for messages, and for `fixed`."""
-    device: str | None = None
-    """The device type of the call being traced."""
+    device: torch.device | None = None
+    """The device of the call being traced; programs are not shared between devices."""
     fixed_symbols: set[Symbol] = field(default_factory=set)
     """Unknown extents whose value the traced function used."""
     overwritten: set[Tensor] = field(default_factory=set)

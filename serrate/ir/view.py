@@ -200,6 +200,21 @@ class TensorView:
         return self.tensor.dtype
 
     @property
+    def device(self) -> torch.device:
+        """The device of the call being traced, for tensors that the function makes."""
+        if self.fusion.device is None:
+            raise AttributeError("device")  # `__getattr__` says more
+        return self.fusion.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device.type == "cpu"
+
+    @property
     def domains(self) -> tuple[IterDomain, ...]:
         """The logical domains, one for each dim."""
         return self.tensor.logical
@@ -437,7 +452,7 @@ class TensorView:
         if callable(getattr(torch.Tensor, name, None)):
             raise TraceAttributeError(f"{name}() is not supported in a traced function ({user_line()}); call it before or after")
         raise TraceAttributeError(
-            f"a traced tensor has no attribute {name!r} ({user_line()}): memory, rows and devices are not known while tracing; "
+            f"a traced tensor has no attribute {name!r} ({user_line()}): memory and rows are not known while tracing; "
             "read it before the call and pass it as an argument"
         )
 

@@ -140,6 +140,6 @@ def test_what_torch_does_in_float32_on_a_gpu(name: str, monkeypatch: pytest.Monk
     with ir.Fusion() as f:
         x = ops.as_nested(f.input((None, 4), torch.float16), f.input((None,), torch.int64))
         assert function(x).dtype == torch.float16
-        f.device = "cuda"
+        f.device = torch.device("cuda")
         assert function(x).dtype == dtype
         assert (ops.cast(x, torch.float32) @ f.input((4, 4), torch.float32)).dtype == torch.float16

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from serrate import JaggedTensor, Structure, jit, ops
+from serrate import JaggedTensor, Structure, ir, jit, ops
 from serrate.errors import CallError, ShapeError, TraceAttributeError, TraceError
 from tests.engine.composed import COMPOSITIONS, tensor_of
 
@@ -106,3 +106,16 @@ def test_the_structure_of_a_traced_tensor() -> None:
         jit(lambda x: x * x.structure.max_length())(words)
     with pytest.raises(TraceError, match="whether two structures are equal is not known while tracing"):
         jit(lambda x: x if x.structure == x[:, :, :1].structure else x * 2)(words)
+
+
+def test_the_device_of_a_call_is_known_while_it_is_traced() -> None:
+    def shifted(x: Any, bias: Any) -> Any:
+        assert x.is_cpu and not bias.is_cuda and (x * 2).device == bias.device
+        return x + torch.arange(3, device=x.device) + bias
+
+    found = jit(shifted)(ROWS, torch.ones(3))
+    torch.testing.assert_close(found.values, ROWS.values + torch.tensor([1.0, 2.0, 3.0]))
+    with ir.Fusion() as f:
+        x = f.input((None, 3), torch.float32)
+        with pytest.raises(TraceAttributeError, match="no attribute 'device'"):
+            _ = x.device

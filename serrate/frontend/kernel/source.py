@@ -71,7 +71,9 @@ def rebuilt(function: types.FunctionType, tree: ast.FunctionDef, given: Mapping[
     module = ast.fix_missing_locations(ast.Module([outer], []))
     code = _inner(_inner(compile(module, function.__code__.co_filename, "exec"), outer.name), function.__name__)
     cells = dict(zip(free, function.__closure__ or (), strict=True)) | {n: types.CellType(x) for n, x in given.items()}
-    return types.FunctionType(code, function.__globals__, function.__name__, None, tuple(cells[n] for n in code.co_freevars))
+    made = types.FunctionType(code, function.__globals__, function.__name__, None, tuple(cells[n] for n in code.co_freevars))
+    made.__qualname__ = function.__qualname__  # Python's own messages show it
+    return made
 
 
 def with_defaults(made: types.FunctionType, like: types.FunctionType) -> types.FunctionType:

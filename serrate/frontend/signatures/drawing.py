@@ -40,7 +40,7 @@ def _shaped(name: str, function: Callable[..., torch.Tensor], args: tuple[Any, .
     """A tensor of the shape and dtype that one of torch's functions gives; nothing reads its elements."""
     fusion = current_fusion()
     device = options.pop("device", None)
-    if device is not None and torch.device(device).type != fusion.device:
+    if device is not None and (fusion.device is None or torch.device(device).type != fusion.device.type):
         raise CallError(f"{name}: the program runs on {fusion.device}, not on {device}")
     _refuse(name, {k: v for k, v in options.items() if k not in ("dtype", "size")})
     model = function(*args, **options, device="meta")
