@@ -472,7 +472,7 @@ def maximum(a: Expr | int, b: Expr | int) -> Expr:
 def _extremum(kind: type[Expr], name: str, a: Expr, b: Expr) -> Expr:
     if a is b:
         return a
-    low, high = (a - b).bounds
+    low, high = _difference(a, b).bounds
     smaller, larger = (a, b) if kind is Minimum else (b, a)
     if high is not None and high <= 0:
         return smaller
@@ -485,6 +485,14 @@ def _extremum(kind: type[Expr], name: str, a: Expr, b: Expr) -> Expr:
     else:
         bounds = (_known(max, lows), _each(max, highs))
     return _intern(kind, a, b, bounds=bounds, text=f"{name}({a}, {b})")
+
+
+def _difference(a: Expr, b: Expr) -> Expr:
+    """An expression that is negative only if `a < b`, and positive only if `a > b`. Floors of one divisor are in the order of
+    their dividends."""
+    if isinstance(a, FloorDiv) and isinstance(b, FloorDiv) and a.right is b.right:
+        return a.left - b.left
+    return a - b
 
 
 def _order(e: Expr) -> tuple[str, int]:

@@ -251,6 +251,8 @@ X, Y, N = symbol("x"), symbol("y"), symbol("n", 1)
         (minimum(X, -1), "-1"),
         (maximum(X, 0), "x"),
         (minimum(X, X + 1), "x"),
+        (minimum(X // 8, (X + 7) // 8), "x // 8"),
+        (maximum(X // 8, (X + 7) // 8), "(x + 7) // 8"),
         (0 - X // 3, "-(x // 3)"),
         (X // (Y * N), "x // (n*y)"),
         (X % (Y * N), "x % (n*y)"),
