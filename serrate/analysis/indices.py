@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from serrate.errors import DomainError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Expr
+from serrate.ir.expr import Expr, const
 from serrate.ir.transforms import Transform
 
 
@@ -70,8 +70,10 @@ class Indices:
             waiting = left
 
     def of(self, domain: IterDomain) -> Expr:
-        """The index of `domain`; raises if the loops do not determine it."""
+        """The index of `domain`; raises if the loops do not determine it. A dim of extent 1 needs no loop."""
         found = self._derive(domain)
+        if found is None and domain.is_single:
+            return const(0)
         if found is None:
             raise DomainError(f"the index of {domain} does not follow from the loops")
         return found

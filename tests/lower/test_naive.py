@@ -42,3 +42,10 @@ def test_gradient_of_elements_of_rows_of_one_feature(backend: str) -> None:
     (gradient,) = torch.autograd.grad(found.values, values, weight)
     wanted = torch.zeros(5, 1).index_add_(0, torch.tensor([2, 0, 0, 4, 3]), weight)
     torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_elements_of_rows_without_their_only_feature(backend: str) -> None:
+    rows, at = JaggedTensor.from_lengths(torch.randn(5, 1), [3, 2]), torch.tensor([2, 0, 0, 1, 0])
+    found = jit(lambda x, k: torch.gather(x.squeeze(2), 1, k), backend=backend)(rows, rows.with_values(at))
+    assert torch.equal(found.values, rows.values[[2, 0, 0, 4, 3], 0])
