@@ -292,3 +292,19 @@ def test_values_used_twice_at_each_of_many_steps(backend: str) -> None:
     for _ in range(18):
         values = values + values * values * 0.01
     torch.testing.assert_close(got, torch.stack([row.sum() for row in values.split([3, 0, 5])]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gather_with_indices_of_fewer_features(backend: str) -> None:
+    """As in torch, the result has the shape of the indices; they are not read past their only feature."""
+    rows, at = JaggedTensor.from_lengths(torch.randn(5, 2), [3, 2]), torch.tensor([[2], [0], [0], [1], [0]])
+    gather = jit(lambda x, k: torch.gather(x, 1, k), backend=backend)
+    found = gather(rows, rows.with_values(at))
+    assert torch.equal(found.values, rows.values[[2, 0, 0, 4, 3], :1])
+    dense = torch.tensor([[[1], [0]], [[0], [1]]])
+    assert torch.equal(
+        gather(rows, dense), torch.stack([row[k, :1] for row, k in zip(rows.unbind(), dense[..., 0], strict=True)])
+    )
+    one = JaggedTensor.from_lengths(torch.randn(5, 1), [3, 2])
+    with pytest.raises(ShapeError, match="dim 2 has one position in one of them"):
+        gather(one, one.with_values(at.expand(5, 2).contiguous()))

@@ -179,20 +179,27 @@ def gather(x: TensorView, dim: int, indices: TensorView, *, name: str = "gather"
                 f"{name} of {both(x, indices)}: dim {k} is ragged in the first and dense in the second: use "
                 "JaggedTensor.from_padded(y, jt.lengths) for the second"
             )
+        if k != dim and own.is_single != other.is_single and (own.is_single or k in inside):
+            raise ShapeError(f"{name} of {both(x, indices)}: dim {k} has one position in one of them, and dims do not broadcast")
         if k != dim:
             later = f"{name} of {both(x, indices, later=True)}, dim {k}"
             match(x.fusion, f"{name} of {both(x, indices)}, dim {k}", own, other, later)
     domains = _gathered(x, dim, indices)
-    places: Places = tuple(
-        _at(indices, domains) if k == dim else _same_position(d) if k in inside else d for k, d in enumerate(domains)
-    )
-    return pulled(x.fusion, x.dtype, domains, x.at(places))
+    places: list[IterDomain | Place | None] = []
+    for k, (own, d) in enumerate(zip(x.domains, domains, strict=True)):
+        first = Place(const(0)) if d.is_single and not own.is_single else d
+        places.append(_at(indices, domains) if k == dim else _same_position(d) if k in inside else first)
+    return pulled(x.fusion, x.dtype, domains, x.at(tuple(places)))
 
 
 def _gathered(x: TensorView, dim: int, indices: TensorView) -> tuple[IterDomain, ...]:
     """The dims of the result: those of `indices`, except that dims of `x` that count rows replace dense dims of the indices."""
+
+    def is_of_indices(k: int, own: IterDomain, other: IterDomain) -> bool:
+        return k == dim or own.is_ragged or bool(counted(indices, k)) or other.is_single
+
     pairs = enumerate(zip(x.domains, indices.domains, strict=True))
-    return tuple(other if k == dim or own.is_ragged or counted(indices, k) else own for k, (own, other) in pairs)
+    return tuple(other if is_of_indices(k, own, other) else own for k, (own, other) in pairs)
 
 
 def select(x: TensorView, dim: int, index: int) -> TensorView:
