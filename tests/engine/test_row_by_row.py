@@ -6,7 +6,6 @@ In: ragged tensors of one level, nested, and of rectangles. Out: failures that n
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -277,19 +276,17 @@ def test_best_of_nested_rows(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
 def test_values_used_twice_at_each_of_many_steps(backend: str) -> None:
-    """The compiler visits every value once, not once for each of the 2^18 paths to it: that would take minutes."""
+    """The compiler visits every value once, not once for each of the 2^40 paths to it: it would never end."""
 
     def residuals(x: Any) -> Any:
-        for _ in range(18):
+        for _ in range(40):
             x = x + x * x * 0.01
         return x.sum(1)
 
     jt = JaggedTensor.from_lengths(torch.randn(8), [3, 0, 5])
-    begun = time.process_time()
     got = jit(residuals, backend=backend)(jt)
-    assert time.process_time() - begun < 15
     values = jt.values
-    for _ in range(18):
+    for _ in range(40):
         values = values + values * values * 0.01
     torch.testing.assert_close(got, torch.stack([row.sum() for row in values.split([3, 0, 5])]))
 
