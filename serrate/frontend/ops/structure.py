@@ -249,7 +249,7 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorVie
     first_may_be = 1 if unknown else 0  # without elements, -1 could be anything
     if len(unknown) > 1 or any(size < (1 if k else first_may_be) for k, size in enumerate(numbers) if k not in unknown):
         raise ShapeError(
-            f"unflatten: sizes must be positive, got {tuple(sizes)}; one of them may be -1, and the first may be 0 if none is -1"
+            f"unflatten: sizes must be positive, and at most one may be -1; the first may be 0 if none is -1; got {tuple(sizes)}"
         )
     known = prod(size for size in numbers if size != -1)
     whole = const(known) if not unknown else domain.extent_expr // known * known
