@@ -28,16 +28,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.gpu_peers import Prepare, peers
+from benchmarks.gpu_peers import Prepare, family_of, peers
 from benchmarks.gpu_tasks import DTYPES, LENGTHS, GpuTask, Work, data_of
 from benchmarks.gpu_tasks import TASKS as FORWARD
 from benchmarks.gpu_timing import CALLS, Run, captured, copy_runs, dense_run, device_times, host_time
 from benchmarks.gpu_training import TASKS as BOTH_PASSES
 from benchmarks.gpu_training import Training, training_peers
 from benchmarks.options import Options, chosen
+from serrate import JaggedTensor
+from serrate.api.jit import Jitted
+from serrate.compiled import Compiled
 
 TASKS: dict[str, GpuTask] = {**FORWARD, **BOTH_PASSES}
 DEVICE = "cuda"
+PRODUCTS, RESIDENT = ("grouped matmul", "experts", "mixture of experts"), (1, 2)
+"""Tasks that are also timed with programs that stay on their multiprocessor, and how many of them."""
 HOST = ("warm", "new offsets", "construction")
 SMALL = 64
 """Rows of the data on which host time is measured, so that the device is done before the host is."""
@@ -86,6 +91,8 @@ def _methods(name: str, work: Work, options: Options) -> tuple[dict[str, Run], d
         prepared |= training_peers(name, work, compiled=options.compiled)
     else:
         prepared["replayed"] = lambda: captured(_ours(work, False))
+        if family_of(name) in PRODUCTS and isinstance(work.call, Jitted | Compiled):
+            prepared |= {f"{n} resident": partial(_resident, work, n) for n in RESIDENT}
         prepared |= peers(name, work, compiled=options.compiled)
     runs: dict[str, Run] = {}
     errors: dict[str, str] = {}
@@ -114,6 +121,18 @@ def _ours(work: Work, told: bool) -> Run:
     arguments = work.arguments(work.data.tensor(told=told))
     work.check(work.call(*arguments))
     return partial(work.call, *arguments)
+
+
+def _resident(work: Work, programs: int) -> Run:
+    """The same with so many programs on each multiprocessor, which compute one block of a product after another: a plan that is
+    used only where it was measured to be faster."""
+    arguments = work.arguments(work.data.tensor())
+    call, given = work.call.compiled(*arguments) if isinstance(work.call, Jitted) else (work.call, list(arguments))
+    assert isinstance(call, Compiled)
+    planned = call.fusion.compile("triton", strategy="persistent_dynamic", resident=programs)
+    wanted, got = work.call(*arguments), planned(*given)
+    assert torch.equal(*(x.values if isinstance(x, JaggedTensor) else x for x in (wanted, got))), "other bits"
+    return partial(planned, *given)
 
 
 def _percents(work: Work, runs: dict[str, Run], rounds: int) -> tuple[float, dict[str, float]]:

@@ -255,15 +255,20 @@ class TritonExecutable:
         self._printed = print_triton(
             program,
             stages=[each.stages for each in options],
+            resident=[each.resident is not None for each in options],
             boxes=_copy_engine() if boxes is None else boxes,
             interpreted=_interpreted(),
         )
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, options, strict=True)]
-        counts = [_programs(launch, own.warps) for launch, own in zip(self._printed.launches, options, strict=True)]
-        self._programs = numbers_function(counts, self._printed.program.symbols)
-        """How many programs each launch has, as a function of the symbols."""
+        launches = [*zip(self._printed.launches, options, strict=True)]
+        self._programs = functools.cache(
+            lambda device: numbers_function(
+                [_programs(launch, _most_shared(launch, own, device)) for launch, own in launches], self._printed.program.symbols
+            )
+        )
+        """How many programs each launch has on a device, as a function of the symbols."""
         self._boxes = [box for each in self._launches for box in each.boxes]
         self._by_pointers = functools.cache(lambda: TritonExecutable(program, options, boxes=False))
         self._is_prepared = False
@@ -280,7 +285,7 @@ class TritonExecutable:
         """The program with everything but its memory."""
         if self._boxes and not all(box.fits(symbols) for box in self._boxes):
             return self._by_pointers().sized(symbols, device)
-        counts = zip(self._launches, self._programs(symbols), strict=True)
+        counts = zip(self._launches, self._programs(device)(symbols), strict=True)
         launches = [(each, (programs, 1)) for each, programs in counts if programs]
         sized = SizedLaunches(launches, symbols, device)
         if self._is_prepared and not self._boxes:
@@ -312,12 +317,25 @@ class TritonExecutable:
         return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), boxes)
 
 
-def _programs(launch: Launch, warps: int) -> Expr:
-    """How many programs a launch has."""
+def _programs(launch: Launch, most: int) -> Expr:
+    """How many programs a launch has; at `most` so many share a grid."""
     grid, shared = (
         const(0) if sizes is None else functools.reduce(operator.mul, sizes, const(1)) for sizes in (launch.grid, launch.shared)
     )
-    return grid + minimum(shared, max(SHARED // warps, 1))
+    return grid + minimum(shared, most)
+
+
+def _most_shared(launch: Launch, own: LaunchOptions, device: torch.device) -> int:
+    """The most programs that share a grid: as many as a device runs at a time, or enough for a list that is mostly empty."""
+    if own.resident is not None and launch.stages is not None:
+        return own.resident * _multiprocessors(device)
+    return max(SHARED // own.warps, 1)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a device has; Triton's interpreter, which runs programs one after another, acts as two."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 FARTHEST = 1 << 31

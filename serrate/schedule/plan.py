@@ -63,6 +63,7 @@ class LaunchOptions(NamedTuple):
     warps: int = 4
     stages: int = 1
     product_stages: int | None = None
+    resident: int | None = None
 
 
 ORDERS = ("blocked", "interleaved", "shared")
@@ -85,6 +86,9 @@ class Plan:
     """Blocks of a row that a GPU program keeps in flight."""
     product_stages: int | None = None
     """Blocks of a matrix product that a GPU program keeps in flight; None for what its loops suggest."""
+    resident: int | None = None
+    """Programs of a matrix product that run on a GPU's multiprocessor, each of which computes one block after another; None for a
+    program for each block."""
     reasons: tuple[str, ...] = ()
     """The reasons for the plan; shown by `explain`."""
     short: Plan | None = None
@@ -105,7 +109,7 @@ class Plan:
     @property
     def launch_options(self) -> LaunchOptions:
         """How its GPU programs are launched."""
-        return LaunchOptions(self.warps, self.stages, self.product_stages)
+        return LaunchOptions(self.warps, self.stages, self.product_stages, self.resident)
 
     def lowered_for(self, target: Target) -> Target:
         """The target that the plan is lowered for."""
@@ -145,6 +149,7 @@ class Plan:
             return self.lines
         rewrites = [str(step) for step in self.steps if step.primitive not in LOOPS]
         rewrites += [] if self.order == ORDERS[0] else [f"positions {self.order}"]
+        rewrites += [] if self.resident is None else [f"{self.resident} resident on each multiprocessor"]
         rewrites += [] if self.threads is None else [f"at most {self.threads} threads"]
         head = f"{self.strategy}: {'; '.join(rewrites)}" if rewrites else self.strategy
         short = () if self.short is None else (f"  rows of at most {self.most}:", *(f"    {line}" for line in self.short.tree))

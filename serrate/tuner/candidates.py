@@ -98,7 +98,7 @@ ON_CPU: dict[str, dict[str, tuple[int | bool, ...]]] = {
 ON_GPU: dict[str, dict[str, tuple[int | bool, ...]]] = {
     "maskless": {"warps": (2, 8), "tile": (64, 512), "short": (True,)},
     "masked": {"rows": (16, 64), "warps": (2, 8)},
-    "persistent_dynamic": {"chunk": (1024, 8192), "warps": (2, 8), "uncut": (4096,)},
+    "persistent_dynamic": {"chunk": (1024, 8192), "warps": (2, 8), "uncut": (4096,), "resident": (1, 2)},
 }
 """Values of each option that are tried, one option at a time; none of them is the default everywhere."""
 OF_KERNELS = ("rows", "chunk", "warps")

@@ -83,7 +83,7 @@ LIBRARY: dict[str, tuple[Any, ...]] = {
     "invert": (torch.arange(3000),),
 }
 CALLS = [f"{target}/library/{name}" for target in TARGETS for name in LIBRARY]
-PRODUCTS = [f"{target}/product/{how}" for target in TARGETS for how in ("boxes", "pointers")]
+PRODUCTS = [f"{target}/product/{how}" for target in TARGETS for how in ("boxes", "pointers", "resident")]
 COMPOSED = [f"{target}/composed/{name}" for target in TARGETS for name in STRUCTURES]
 EXAMPLES = [f"{target}/{name}/{strategy}" for target in TARGETS for name in NAMES for strategy in STRATEGIES]
 FUSIONS = [f"{target}/{name}/{pick(STRATEGIES, name, target)}" for target in TARGETS for name in OPERATIONS]
@@ -133,7 +133,7 @@ class Compilation:
 def compile_program(name: str) -> None:
     target, program, strategy = name.split("/")
     compilation = Compilation(TARGETS[target])
-    runtime._copy_engine = lambda: strategy == "boxes"
+    runtime._copy_engine = lambda: strategy == "boxes" or (strategy == "resident" and target == "sm_90")
     TritonExecutable.sized = lambda self, *_: compilation.executed(self)  # type: ignore[method-assign]
     Derivation.__call__ = lambda self, *_: compilation.derived(self)  # type: ignore[method-assign, assignment]
     if program == "library":
@@ -141,8 +141,11 @@ def compile_program(name: str) -> None:
         device_library.FUNCTIONS[strategy](*LIBRARY[strategy])
         assert compilation.count, "nothing was compiled"
     elif program == "product":
-        values, weights = torch.zeros(300, 128, dtype=torch.bfloat16), torch.zeros(2, 128, 256, dtype=torch.bfloat16)
-        jit(lambda x, w: x @ w, backend="triton")(JaggedTensor.from_csr(values, torch.tensor([0, 170, 300])), weights)
+        values, weights = torch.zeros(300, 128, dtype=torch.bfloat16), torch.zeros(2, 128, 9 * 256, dtype=torch.bfloat16)
+        operands = JaggedTensor.from_csr(values, torch.tensor([0, 170, 300])), weights
+        fusion, tensors = jit(lambda x, w: x @ w, backend="triton").compiled(*operands)
+        options = {"strategy": "persistent_dynamic", "resident": 1} if strategy == "resident" else {}
+        fusion.fusion.compile("triton", **options)(*tensors)
         assert compilation.count, "nothing was compiled"
     elif program == "composed":
         jt = tensor_of(strategy)

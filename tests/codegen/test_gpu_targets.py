@@ -19,7 +19,7 @@ SAMPLE = [
     "sm_90/jagged_dense_bmm/masked",
     "gfx942/jagged_layer_norm/persistent_dynamic",
     "sm_90/composed/columns of the next dim beside rows",
-    "sm_90/product/boxes",
+    "sm_90/product/resident",
     "sm_90/cat_promoted, one level/masked",
     *CALLS,
     *(name for start in (17, 400, 741) for name in FUSIONS[start : start + 3]),

@@ -19,6 +19,7 @@ from serrate.codegen.expressions import divisor
 from serrate.codegen.names import renamed, spellings
 from serrate.codegen.triton.addresses import multiplied, reach
 from serrate.codegen.triton.block_values import ValuePrinter
+from serrate.codegen.triton.grid import has_products, index_lines
 from serrate.codegen.triton.indices import clamped
 from serrate.codegen.triton.module import (
     HELPER,
@@ -85,18 +86,25 @@ Combiners = dict[tuple[Reduction, tuple[torch.dtype, ...]], tuple[str, str]]
 
 
 def print_triton(
-    program: LoopProgram, *, stages: Sequence[int] = (), boxes: bool = False, interpreted: bool = False
+    program: LoopProgram,
+    *,
+    stages: Sequence[int] = (),
+    resident: Sequence[bool] = (),
+    boxes: bool = False,
+    interpreted: bool = False,
 ) -> TritonSource:
     """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks.
 
-    `stages`: how many blocks the loops over rows keep in flight, for each kernel; 1 by default. `boxes`: whether a copy engine
-    reads what it may read.
+    `stages`: how many blocks the loops over rows keep in flight, for each kernel; 1 by default. `resident`: for each kernel,
+    whether its programs compute one block of a matrix product after another. `boxes`: whether a copy engine reads what it may
+    read.
     """
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
-    for kernel, flying in zip(program.kernels, stages or [1] * len(program.kernels), strict=True):
+    count = len(program.kernels)
+    for kernel, flying, stays in zip(program.kernels, stages or [1] * count, resident or [False] * count, strict=True):
         grids = _grids(kernel)
-        printers = [_TritonPrinter(program, each, flying, boxes, interpreted, combiners) for each in grids]
+        printers = [_TritonPrinter(program, each, flying, stays, boxes, interpreted, combiners) for each in grids]
         text, launch = printers[0].run() if len(grids) == 1 else _joined(kernel, printers)
         parts.append(text)
         launches.append(launch)
@@ -149,6 +157,7 @@ class _TritonPrinter(ValuePrinter):
         program: LoopProgram,
         kernel: LoopKernel,
         stages: int,
+        resident: bool,
         boxes: bool,
         interpreted: bool,
         combiners: Combiners,
@@ -162,6 +171,7 @@ class _TritonPrinter(ValuePrinter):
         )
         self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
         self.stages = stages
+        self.resident = resident and has_products(kernel.body)
         self.written = {n.tensor for n in self.every if isinstance(n, Write)}
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
@@ -245,28 +255,32 @@ class _TritonPrinter(ValuePrinter):
             heads += (n for n in body if isinstance(n, Bind | For))
             body = list(loop.body)
         loops = [n for n in heads if isinstance(n, For)]
-        shared = any(loop.sparse for loop in loops)
+        self.resident = self.resident and bool(loops)
+        shared = self.resident or any(loop.sparse for loop in loops)
         first, step = ("tl.program_id(0).to(tl.int64)", "tl.num_programs(0)") if alone else ("first", "step")
         if shared:
-            extents = " * ".join(self.index(loop.extent if loop.sparse else loop.bound) for loop in loops)
-            self.put(f"for position in range({first}, {extents}, {step}):")
+            extents = " * ".join(self.index(self._counted_to(loop)) for loop in loops)
+            # The blocks of the next position are read while the results of this one are stored.
+            how = f"tl.range({first}, {extents}, {step}, flatten=True)" if self.resident else f"range({first}, {extents}, {step})"
+            self.put(f"for position in {how}:")
             self.indent += 1
         elif loops:
             self.put(f"position = {first}")
-        rest = "position"
-        for k, loop in reversed(list(enumerate(loops))):
-            count = divisor(loop.bound, self.index)
-            self.put(f"{loop.symbol} = {rest}{f' % {count}' if k else ''}")
-            rest = f"({rest} // {count})"
+        for line in index_lines(loops, [divisor(self._counted_to(loop), self.index) for loop in loops], body):
+            self.put(line)
         for head in heads:
             if isinstance(head, Bind):
                 self._node(head)
-            elif head.bound is not head.extent and not head.sparse:
+            elif head.extent is not self._counted_to(head):
                 self.put(f"if ({head.symbol} < {self.index(head.extent)}):")
                 self.indent += 1
         self._nodes(body)
         bounds = tuple(loop.bound for loop in loops)
         return (None, bounds) if shared else (bounds, None)
+
+    def _counted_to(self, loop: For) -> Expr:
+        """How far a loop of the grid is counted: to its extent if programs share it, else to what the host knows of that."""
+        return loop.extent if loop.sparse or self.resident else loop.bound
 
     def _read_scalars(self, body: Sequence[Node]) -> None:
         """Reads numbers that are the same for the whole launch, such as the floats that a caller passes. Triton does not hoist

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from serrate.errors import VerificationError
 from serrate.ir.domains import COORDINATE
-from serrate.ir.expr import Element, Expr, Less, const, element, minimum
+from serrate.ir.expr import Element, Expr, Less, Symbol, const, element, minimum
 from serrate.ir.loops import Bind, Dot, For, Guard, If, Load, LoopProgram, Write, bodies, expressions_of, load, nodes
 from serrate.ir.ragged import RaggedIterDomain, longest
 from serrate.ir.solve import loosest
@@ -147,8 +147,18 @@ def _open(tensor: Tensor, index: Sequence[Expr], facts: Facts) -> Guard:
 
 
 def _near(e: Expr, facts: Facts) -> Iterable[Expr]:
-    """The facts that mention symbols of an expression."""
-    return (fact for fact in facts.known if fact.symbols & e.symbols)
+    """The facts that mention symbols of an expression. Where an element of a derived array is read does not matter: all of them
+    are in bounds."""
+    own = _symbols_outside_derived(e)
+    return (fact for fact in facts.known if fact.symbols & own)
+
+
+def _symbols_outside_derived(e: Expr) -> frozenset[Symbol]:
+    if isinstance(e, Symbol):
+        return frozenset((e,))
+    if isinstance(e, Element) and e.array.recipe is not None:
+        return frozenset()
+    return frozenset[Symbol]().union(*map(_symbols_outside_derived, e.operands))
 
 
 def _sizes(tensor: Tensor) -> list[Expr]:

@@ -70,10 +70,14 @@ def persistent_dynamic(
     rows: int | None = None,
     uncut: int | None = None,
     short_tile: int | None = None,
+    resident: int | None = None,
 ) -> Plan:
     """A plan with pieces of rows on the grid; a piece has `chunk` positions, a block `tile` of them. On a GPU, `tile` is also the
     number of rows of a block of a matrix product. Rows of up to `uncut` positions stay whole, in blocks of `short_tile`, and
-    can be processed in groups of `rows`."""
+    can be processed in groups of `rows`. `resident` programs of a matrix product run on each multiprocessor of a GPU."""
+    if resident:
+        _require_products(program, target)
+        return replace(_pieces(program, target, tile, chunk, warps, stages, lanes), resident=resident)
     if program.axes:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
     # On a GPU, short rows have separate programs: one program for both kinds of rows would need the registers of both.
@@ -151,6 +155,14 @@ def _with_short_rows(
             short = masked(program, target, max(target.grouped // rows, 1), rows, GROUP_WARPS, most=most)
     by_length(short.apply(program), pieces, most)
     return replace(plan, short=short, most=most)
+
+
+def _require_products(program: TileProgram, target: Target) -> None:
+    """Raises where resident programs would mean nothing."""
+    if not target.many_workers:
+        raise ScheduleError("resident= is for GPUs: on a CPU, each thread computes many blocks anyway")
+    if not any(shape.is_product or shape.row_product for shape in shapes(program)):
+        raise ScheduleError("resident= is for matrix products, and this program computes none")
 
 
 def longest_whole(plan: Plan, pieces: TileProgram) -> int:
