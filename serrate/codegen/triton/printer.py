@@ -255,32 +255,31 @@ class _TritonPrinter(ValuePrinter):
             heads += (n for n in body if isinstance(n, Bind | For))
             body = list(loop.body)
         loops = [n for n in heads if isinstance(n, For)]
-        self.resident = self.resident and bool(loops)
-        shared = self.resident or any(loop.sparse for loop in loops)
+        resident = self.resident and bool(loops)
+        shared = resident or any(loop.sparse for loop in loops)
+        own = {n.symbol for n in heads}
+        # Loops are counted to their extent if programs share them, else to what the host knows of that.
+        ends = {n: n.extent if n.sparse or (resident and not n.extent.symbols & own) else n.bound for n in loops}
         first, step = ("tl.program_id(0).to(tl.int64)", "tl.num_programs(0)") if alone else ("first", "step")
         if shared:
-            extents = " * ".join(self.index(self._counted_to(loop)) for loop in loops)
+            extents = " * ".join(map(self.index, ends.values()))
             # The blocks of the next position are read while the results of this one are stored.
-            how = f"tl.range({first}, {extents}, {step}, flatten=True)" if self.resident else f"range({first}, {extents}, {step})"
+            how = f"tl.range({first}, {extents}, {step}, flatten=True)" if resident else f"range({first}, {extents}, {step})"
             self.put(f"for position in {how}:")
             self.indent += 1
         elif loops:
             self.put(f"position = {first}")
-        for line in index_lines(loops, [divisor(self._counted_to(loop), self.index) for loop in loops], body):
+        for line in index_lines(loops, [divisor(end, self.index) for end in ends.values()], body):
             self.put(line)
         for head in heads:
             if isinstance(head, Bind):
                 self._node(head)
-            elif head.extent is not self._counted_to(head):
+            elif head.extent is not ends[head]:
                 self.put(f"if ({head.symbol} < {self.index(head.extent)}):")
                 self.indent += 1
         self._nodes(body)
         bounds = tuple(loop.bound for loop in loops)
         return (None, bounds) if shared else (bounds, None)
-
-    def _counted_to(self, loop: For) -> Expr:
-        """How far a loop of the grid is counted: to its extent if programs share it, else to what the host knows of that."""
-        return loop.extent if loop.sparse or self.resident else loop.bound
 
     def _read_scalars(self, body: Sequence[Node]) -> None:
         """Reads numbers that are the same for the whole launch, such as the floats that a caller passes. Triton does not hoist
