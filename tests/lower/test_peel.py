@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 
 import serrate
+import serrate.language as hl
 from serrate import JaggedTensor, ops
 
 
@@ -104,3 +105,24 @@ def test_rows_of_other_sequences_do_not_matter() -> None:
     for each in (k, v):
         each.values[65:] = float("nan")
     torch.testing.assert_close(attention(False, 16)(q, k, v).unbind()[0], alone[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_the_other_branch_of_a_condition_does_not_rely_on_it(backend: str) -> None:
+    """The end of a loop is read where either branch runs."""
+
+    @serrate.kernel
+    def k(x: JaggedTensor) -> JaggedTensor:
+        out = torch.zeros_like(x)
+        for b in hl.grid(x.num_rows):
+            for t in hl.tile(x.max_length, block_size=4):
+                if b > 1:
+                    out[b + 1, t] = torch.exp(x[b + 1, t])
+                else:
+                    out[b + 1, t] = torch.exp(x[b + 1, t]) * 2
+        return out
+
+    x = rows([2, 3, 9, 9])
+    first, *others = x.unbind()
+    wanted = [first * 0, torch.exp(others[0]) * 2, torch.exp(others[1]) * 2, torch.exp(others[2])]
+    torch.testing.assert_close(k.on(backend)(x).values, torch.cat(wanted))

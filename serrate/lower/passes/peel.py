@@ -190,16 +190,18 @@ def _protected(ends: Bounds, loop: For, names: Names) -> tuple[Bounds, list[Node
 def _asked(body: Body, around: tuple[Less, ...]) -> Iterator[tuple[Less, ...]]:
     """The conditions under which each statement of a loop runs, and those of each of its reads and selects."""
     for node in body:
-        inside = (*around, *node.guard) if isinstance(node, Effect | If | While) else around
         if isinstance(node, Effect):
+            inside = (*around, *node.guard)
             yield inside
             for v in (v for value in values_of(node) for v in value.walk()):
                 if isinstance(v, Load):
                     yield (*inside, *v.guard)
                 elif isinstance(v, Call) and v.function == "where":
                     yield (*inside, *conditions_of(v.args[0])[0])
-        for part in bodies(node):
-            yield from _asked(part, inside)
+        for k, part in enumerate(bodies(node)):
+            # The guard of a branch holds in its first part, that of a while loop in its second.
+            holds = (isinstance(node, If) and k == 0) or (isinstance(node, While) and k == 1)
+            yield from _asked(part, (*around, *node.guard) if holds and isinstance(node, If | While) else around)
 
 
 def _decided(body: Body, known: Collection[Less]) -> Body:
