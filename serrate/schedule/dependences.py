@@ -69,7 +69,7 @@ class _Moving:
         inside = [a for n in statements(loop.body) if isinstance(n, Loop) and (a := program.axis_of(n.domain)) is not None]
         self.symbols = {s for a in (axis, *inside) for s in (a.position, a.lane, a.number, a.first, a.last)}
         assigned = [n for n in statements(loop.body) if isinstance(n, Assign)]
-        self.numbers = {n.local.name for n in assigned if isinstance(_uncast(n.value), Load)}
+        self.numbers = {n.local.name for n in assigned if isinstance(uncast(n.value), Load)}
         """Private blocks that were loaded from an index tensor."""
 
     def along(self, index: Expr) -> bool:
@@ -84,7 +84,7 @@ class _Moving:
         return self.along(index.index) or (index.array.local and self.axis.lane in index.index.symbols)
 
 
-def _uncast(value: Value) -> Value:
+def uncast(value: Value) -> Value:
     return value.args[0] if isinstance(value, Call) and value.function == "cast" else value
 
 

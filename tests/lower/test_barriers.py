@@ -214,3 +214,105 @@ def test_atomic_additions_do_not_wait_for_each_other() -> None:
         wanted[at // 3] += value
     assert of(kernel, x, torch.zeros(6)) == []
     torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(6)), wanted)
+
+
+def overlapping(x: torch.Tensor, n: int) -> torch.Tensor:
+    """The last store of an element is that of another lane than the one before."""
+    out = torch.zeros(x.size(0) + 16)
+    for _ in hl.grid(1):
+        for k in hl.grid(n):
+            i = hl.arange(64)
+            out[i + k] = x[i] * (k + 1)
+    return out
+
+
+def in_turn(x: torch.Tensor, t: torch.Tensor, n: int) -> torch.Tensor:
+    """The second of two rows is the first of the next two."""
+    out = torch.zeros(x.size(0))
+    for _ in hl.grid(1):
+        for k in hl.grid(n):
+            for j in hl.grid(2):
+                i = hl.arange(64)
+                t[k + j, i] = x[i] * (k + 1) + j
+                out[i] = t[k + j, 63 - i]
+    return out
+
+
+def scattered(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(x.size(0))
+    for _ in hl.grid(1):
+        for k in hl.tile(x.size(0), block_size=8):
+            out[places[k]] = x[k] * 2
+    return out
+
+
+def test_iterations_that_store_again_at_other_lanes_wait() -> None:
+    x, n = torch.randn(64), 5
+    wanted = torch.zeros(80)
+    for k in range(n):
+        wanted[k : k + 64] = x * (k + 1)
+    kernel = serrate.kernel(overlapping)
+    torch.testing.assert_close(kernel.on("triton")(x, n), wanted)
+    assert set(of(kernel, x, n)) == {1}
+
+
+def test_an_outer_iteration_waits_for_what_inner_ones_have_stored() -> None:
+    x, t, n = torch.randn(64), torch.zeros(20, 64), 5
+    kernel = serrate.kernel(in_turn)
+    torch.testing.assert_close(kernel.on("triton")(x, t, n), (x * n + 1).flip(0))
+    assert 1 in of(kernel, x, t, n)
+
+
+def test_iterations_that_store_at_indices_from_memory_do_not_wait() -> None:
+    """These are assumed to be distinct, as in torch."""
+    x, places = torch.randn(30), torch.randperm(30)
+    kernel = serrate.kernel(scattered)
+    assert of(kernel, x, places) == []
+    torch.testing.assert_close(kernel.on("triton")(x, places)[places], x * 2)
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_a_block_that_is_carried_is_used_iterations_later(delay: int) -> None:
+    """What replaces it waits for the threads that have not read it yet, however many iterations carry the block."""
+
+    def once(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in hl.grid(1):
+            i = hl.arange(64)
+            a = hl.zeros([64])
+            for n in hl.grid(x.size(0)):
+                y[n, i] = a
+                a = x[n, i]
+                x[n, i] = torch.zeros_like(a)
+        return y
+
+    def twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in hl.grid(1):
+            i = hl.arange(64)
+            a = hl.zeros([64])
+            b = hl.zeros([64])
+            for n in hl.grid(x.size(0)):
+                y[n, i] = b
+                b = a
+                a = x[n, i]
+                x[n, i] = torch.zeros_like(a)
+        return y
+
+    def thrice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for _ in hl.grid(1):
+            i = hl.arange(64)
+            a = hl.zeros([64])
+            b = hl.zeros([64])
+            c = hl.zeros([64])
+            for n in hl.grid(x.size(0)):
+                y[n, i] = c
+                c = b
+                b = a
+                a = x[n, i]
+                x[n, i] = torch.zeros_like(a)
+        return y
+
+    kernel = serrate.kernel((once, twice, thrice)[delay - 1])
+    x = torch.randn(5, 64)
+    assert of(kernel, x.clone(), torch.zeros(5, 64)) == [1]
+    wanted = torch.cat([torch.zeros(delay, 64), x[: 5 - delay]])
+    torch.testing.assert_close(kernel.on("triton")(x, torch.zeros(5, 64)), wanted)

@@ -12,8 +12,8 @@ spread over threads independently. No barrier is needed
 
 - after a read, for a store to the same element that is computed from what was read: it waits for that value anyway. If anything
   else uses what was read, the store must wait: several threads may read an element that one of them stores;
-- between stores of one statement, or to the same elements by the same lanes, which the same threads do, and between two atomic
-  additions. Like torch, this assumes that stores through an index tensor go to distinct places;
+- between stores of one statement in one iteration, or to the same elements by the same lanes, which the same threads do, and
+  between two atomic additions. Like torch, this assumes that stores through an index tensor go to distinct places;
 - between accesses to different columns, as in `y[i, :4]` and `y[i, 4:]`;
 - between iterations of a loop that certainly access different elements, and between positions of a grid, which are independent.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from serrate.ir.expr import Expr, Sum, Symbol
+from serrate.ir.expr import Element, Expr, Search, Sum, Symbol
 from serrate.ir.loops import (
     Assign,
     Barrier,
@@ -30,6 +30,7 @@ from serrate.ir.loops import (
     For,
     If,
     Lanes,
+    Load,
     LoopProgram,
     Node,
     While,
@@ -43,7 +44,7 @@ from serrate.ir.solve import terms_of
 from serrate.ir.tile import GRID
 from serrate.ir.values import Tensor
 from serrate.lower.passes.common import Body, effects, inward, is_apart, kept, names_in, per_kernel
-from serrate.schedule.dependences import Access, accesses
+from serrate.schedule.dependences import Access, accesses, uncast
 
 
 def barriers(program: LoopProgram) -> LoopProgram:
@@ -52,9 +53,27 @@ def barriers(program: LoopProgram) -> LoopProgram:
 
 
 def _may_conflict(body: Body) -> bool:
-    """Whether any memory is stored to and read, or stored to by several statements. Few programs do that."""
+    """Whether any memory is stored to and read, or stored to by several statements, or several times by one of them. Few programs
+    do that."""
     stores = [n.tensor.memory for n in effects(body) if isinstance(n, Write)]
-    return len(stores) > len(set(stores)) or any(not a.stores and a.tensor in stores for a in accesses(effects(body)))
+    if len(stores) > len(set(stores)) or any(not a.stores and a.tensor in stores for a in accesses(effects(body))):
+        return True
+    loops = (n for n in nodes(body) if isinstance(n, For | While) and not (isinstance(n, For) and n.kind is GRID))
+    return any(_overwrites(loop, access) for loop in loops for access in accesses(effects((loop,))))
+
+
+def _overwrites(loop: For | While, access: Access) -> bool:
+    """Whether an iteration of a loop may store elements that other lanes have stored in an earlier one."""
+    if not access.stores or access.adds or not _moves(loop, access) or _is_looked_up(loop, access):
+        return False
+    return isinstance(loop, While) or not is_apart(access.index, access.lanes, loop)
+
+
+def _is_looked_up(loop: For | While, access: Access) -> bool:
+    """Whether an access is at indices from memory, which are assumed to be distinct."""
+    loaded = {n.local.name for n in nodes((loop,)) if isinstance(n, Assign) and isinstance(uncast(n.value), Load)}
+    elements = (e for at in access.index for e in at.walk() if isinstance(e, Element | Search))
+    return any(not e.array.local or e.array.name in loaded for e in elements)
 
 
 Place = tuple[Tensor, tuple[Expr, ...], Lanes]
@@ -72,7 +91,15 @@ class Earlier(NamedTuple):
 
 
 Pending = dict[Earlier, bool]
-"""Of each access, whether it is one of an earlier iteration, to other elements."""
+"""Of each access, whether it may be one of an earlier iteration, to other elements."""
+
+
+def _joined(*parts: Pending) -> Pending:
+    found: Pending = {}
+    for each in parts:
+        for earlier, moved in each.items():
+            found[earlier] = moved or found.get(earlier, False)
+    return found
 
 
 class _Worker:
@@ -97,8 +124,9 @@ class _Worker:
 
             def branch(body: Body) -> Body:
                 self.pending = dict(before)
+                nonlocal after
                 made = self.body(body)
-                after.update(self.pending)
+                after = _joined(after, self.pending)
                 return made
 
             made = inward(node, branch)
@@ -110,16 +138,17 @@ class _Worker:
         before = self.pending
         self.pending = dict(before)
         inward(loop, self.body)
-        carried = {e: _moves(loop, e.access) for e in self.pending if not _are_apart(loop, e.access.tensor)}
-        self.pending = before | carried
+        carried = {e: _moves_on(loop, e.access) for e in self.pending if not _are_apart(loop, e.access.tensor)}
+        self.pending = _joined(before, carried)
         made = inward(loop, self.body)
         after = self.pending
-        self.pending = dict(carried)
-        alone = inward(loop, self.body)
-        if _count(alone) < _count(made):
-            # What comes before the loop is waited for once, not in every iteration.
-            return (Barrier(), alone)
-        self.pending = before | after
+        if before and _count(made):
+            self.pending = dict(carried)
+            alone = inward(loop, self.body)
+            if _count(alone) < _count(made):
+                # What comes before the loop is waited for once, not in every iteration.
+                return (Barrier(), alone)
+        self.pending = _joined(before, after)
         return (made,)
 
     def _statement(self, node: Node) -> tuple[Node, ...]:
@@ -128,7 +157,7 @@ class _Worker:
         needed = any(_conflict(*each) for each in waiting)
         if needed:
             self.pending = {}
-        self.pending |= dict.fromkeys(own, False)
+        self.pending = _joined(self.pending, dict.fromkeys(own, False))
         return (Barrier(), node) if needed else (node,)
 
 
@@ -143,16 +172,19 @@ def _moves(loop: For | While, access: Access) -> bool:
     return not names_in(*access.index).isdisjoint(changing)
 
 
+def _moves_on(loop: For | While, access: Access) -> bool:
+    """As `_moves`; of a store, whether it may then replace what other lanes have stored."""
+    return _overwrites(loop, access) if access.stores else _moves(loop, access)
+
+
 def _are_apart(loop: For | While, memory: Tensor) -> bool:
     """Whether all iterations of a loop access different elements of some memory."""
-    statements = effects(loop.body)
-    found = [a for a in accesses(statements) if a.tensor is memory]
-    varying = {x.name for n in statements for x in written_by(n)}
     if isinstance(loop, While):
         return False
+    found = [a for a in accesses(effects(loop.body)) if a.tensor is memory]
     shared = [same[0] for same in zip(*(a.index for a in found), strict=True) if len(set(map(id, same))) == 1]
     lanes = tuple(sorted({lane for a in found for lane in a.lanes}, key=lambda lane: lane.size))
-    return is_apart(shared, lanes, loop.symbol, varying)
+    return is_apart(shared, lanes, loop)
 
 
 def _read_in_place(body: Body) -> set[Reading]:
@@ -160,7 +192,10 @@ def _read_in_place(body: Body) -> set[Reading]:
     every = list(nodes(body))
     sources: dict[str, set[Reading]] = {}
     users: dict[Reading, list[Node]] = {}
-    for _ in range(2):  # a loop may carry a block to its next iteration
+    count = -1
+    # Until nothing changes: a loop may carry a block to a later iteration, through several others.
+    while count != sum(map(len, sources.values())):
+        count, users = sum(map(len, sources.values())), {}
         for node in every:
             names = blocks_read(node) | names_in(*expressions_of(node))
             own = {(id(node), _place(a)) for a in accesses((node,)) if not a.stores}
@@ -185,7 +220,7 @@ def _conflict(earlier: Earlier, moved: bool, later: Access) -> bool:
         return True
     same = _place(access) == _place(later)
     if access.stores:
-        return not same and not (access.adds and later.adds)
+        return (not same or moved) and not (access.adds and later.adds)
     return not same or moved or not in_place
 
 

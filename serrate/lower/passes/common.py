@@ -6,7 +6,7 @@ nothing returns the program it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -42,6 +42,7 @@ from serrate.ir.loops import (
     number,
     values_of,
     with_bodies,
+    written_by,
 )
 from serrate.ir.solve import factor_of, terms_of
 from serrate.ir.values import Value, rewrite
@@ -107,17 +108,19 @@ def without(value: Load, known: Iterable[Less]) -> Value:
     return load(value.tensor, value.index, tuple(g for g in value.guard if g not in known), value.other)
 
 
-def is_apart(index: Sequence[Expr], lanes: Lanes, position: Symbol, varying: Collection[str]) -> bool:
+def is_apart(index: Sequence[Expr], lanes: Lanes, loop: For) -> bool:
     """Whether no two iterations of a loop access the same element: along some dim, the elements of an iteration span less than
-    the distance to those of the next. `varying` are the private blocks that the loop writes."""
+    the distance to those of the next."""
     last = {lane.symbol: lane.size - 1 for lane in lanes}
+    inside = [*nodes(loop.body)]
+    varying = {x.name for n in inside for x in written_by(n)} | {n.symbol.name for n in inside if isinstance(n, For | Bind)}
 
     def separates(e: Expr) -> bool:
-        terms = [(term, factor) for term, factor in terms_of(e) if term is not position]
+        terms = [(term, factor) for term, factor in terms_of(e) if term is not loop.symbol]
         span = sum(abs(factor) * last[term] for term, factor in terms if isinstance(term, Symbol) and term in last)
         others = names_in(*(term for term, _ in terms if term not in last))
-        fixed = others.isdisjoint({position.name, *(s.name for s in last), *varying})
-        return fixed and abs(factor_of(e, position)) > span
+        fixed = others.isdisjoint({loop.symbol.name, *(s.name for s in last), *varying})
+        return fixed and abs(factor_of(e, loop.symbol)) > span
 
     return any(map(separates, index))
 

@@ -149,13 +149,12 @@ def _may_reverse(loop: For) -> bool:
     own = {n.local.name for n in loop.body if isinstance(n, Declare)}
     read = {name for n in loop.body for name in blocks_read(n)}
     loaded = {v.tensor.memory for n in statements for value in values_of(n) for v in value.walk() if isinstance(v, Load)}
-    varying = {x.name for n in statements for x in written_by(n)}
     stored = {n.tensor.memory: n.index for n in statements if isinstance(n, Write)}
 
     def is_free(node: Effect) -> bool:
         if isinstance(node, Write):
             alone = node.tensor.memory not in loaded and node.index == stored[node.tensor.memory]
-            return alone and not node.add and is_apart(node.index, node.lanes, loop.symbol, varying)
+            return alone and not node.add and is_apart(node.index, node.lanes, loop)
         if isinstance(node, Reduce) and node.local.name not in own:
             commutes = node.operator == MAX_NUMBER or reduction(node.operator).commutative
             return commutes and node.local.name not in read
