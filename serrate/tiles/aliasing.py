@@ -12,8 +12,9 @@ from typing import NoReturn
 import torch
 
 from serrate.errors import KernelError
-from serrate.ir.expr import Expr, Symbol
+from serrate.ir.expr import Element, Expr, Symbol
 from serrate.ir.loops import Block, If, Load, LoopProgram, Write, values_of
+from serrate.ir.solve import terms_of
 from serrate.ir.tile import GRID, Loop, Statement, TileProgram, inner, statements
 from serrate.ir.values import Role, Tensor
 from serrate.tiles.sources import NUMBERS, Path
@@ -105,12 +106,19 @@ def _once(program: TileProgram, node: Statement, x: Tensor) -> bool:
     if isinstance(node, If) or (isinstance(node, Loop) and node.kind is GRID):
         return True
     axis = program.axis_of(node.domain) if isinstance(node, Loop) else None
-    indices = {n.index for n in statements((node,)) if isinstance(n, Write) and n.tensor is x}
-    return axis is not None and len(indices) == 1 and all(axis.position in _symbols(index) for index in indices)
+    stores = [n for n in statements((node,)) if isinstance(n, Write) and n.tensor is x]
+    if axis is None or len({n.index for n in stores}) != 1:
+        return False
+    moving = {s for a in program.axes for s in (a.position, a.lane, a.number, a.first, a.last)}
+    moving |= {lane.symbol for n in stores for lane in n.lanes}
+    return any(_follows(e, axis.position, moving) for e in stores[0].index)
 
 
-def _symbols(index: Sequence[Expr]) -> set[Symbol]:
-    return {s for e in index for s in e.symbols}
+def _follows(index: Expr, position: Symbol, moving: set[Symbol]) -> bool:
+    """Whether an index is different at every position, whatever else moves."""
+    terms = [term for term, _ in terms_of(index)]
+    locals_ = (e for term in terms for e in term.walk() if isinstance(e, Element) and e.array.local)
+    return position in terms and not any(term.symbols & moving for term in terms if term is not position) and not any(locals_)
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:

@@ -886,6 +886,23 @@ def test_one_memory_is_read_only_before_it_is_stored_to(backend: str) -> None:
         assert torch.equal(x, wanted)
 
 
+@serrate.kernel
+def stored_beside(x: torch.Tensor, out: torch.Tensor, n: int) -> None:
+    for _ in hl.grid(1):
+        for k in hl.grid(n):
+            i = hl.arange(8)
+            out[i + k] = x[i + k] + 1
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_one_memory_is_not_read_where_an_earlier_iteration_has_stored(backend: str) -> None:
+    x, out = torch.arange(12.0), torch.zeros(12)
+    with pytest.raises(KernelError, match=r"out, which the kernel stores to, shares memory with x"):
+        stored_beside.on(backend)(x, x, 4)
+    stored_beside.on(backend)(x, out, 4)
+    assert torch.equal(out[:11], x[:11] + 1)
+
+
 def test_an_argument_that_is_not_there() -> None:
     @serrate.kernel
     def k(x: torch.Tensor, bias: torch.Tensor | None = None, *, scale: float = 2.0) -> torch.Tensor:
