@@ -488,8 +488,8 @@ def _extremum(kind: type[Expr], name: str, a: Expr, b: Expr) -> Expr:
 
 
 def _difference(a: Expr, b: Expr) -> Expr:
-    """An expression that is negative only if `a < b`, and positive only if `a > b`. Floors of one divisor are in the order of
-    their dividends."""
+    """An expression that is at most 0 only if `a <= b`, and at least 0 only if `a >= b`. Floors by one divisor, which is
+    positive, are in the order of their dividends."""
     if isinstance(a, FloorDiv) and isinstance(b, FloorDiv) and a.right is b.right:
         return a.left - b.left
     return a - b
@@ -676,6 +676,8 @@ def size_function(expr: Expr, symbols: Sequence[Symbol]) -> Callable[[Sequence[i
 
     >>> size_function(ceildiv(symbol("n"), 4), [symbol("n")])([10])
     3
+    >>> size_function(minimum(symbol("min") * symbol("numbers"), 5), [symbol("min"), symbol("numbers")])([2, 3])
+    5
     """
     value = expr.value
     if value is not None:
@@ -723,10 +725,9 @@ def shapes_function(
 
 def _python(expr: Expr, symbols: Sequence[Symbol]) -> str:
     """An expression without arrays as Python: its text, so that it is compiled once instead of walked at every call."""
-    text = str(expr)
-    for place, s in enumerate(symbols):
-        text = re.sub(rf"\b{re.escape(s.name)}\b", f"numbers[{place}]", text)
-    return text
+    places = {s.name: f"numbers[{place}]" for place, s in enumerate(symbols)}
+    # A symbol may be called like a function, min or max, but is never followed by a parenthesis.
+    return re.sub(r"\b[^\W\d]\w*\b(?!\()", lambda found: places.get(found[0], found[0]), str(expr))
 
 
 def _restored_sum(terms: tuple[tuple[Expr, int], ...], constant: int) -> Expr:

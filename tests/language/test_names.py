@@ -114,3 +114,20 @@ def test_a_container_and_its_parts_have_names_of_their_own() -> None:
 
     a, b, c, d = torch.randn(4, 5)
     torch.testing.assert_close(pairs((a, b), c, {"int": d}), a + b * 2 + c * 3 + d * 4)
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_numbers_that_size_a_loop(backend: str) -> None:
+    """Sizes are computed by Python that the compiler writes, which has names of its own."""
+
+    @serrate.kernel
+    def k(x: torch.Tensor, numbers: int, min: int, max: int) -> torch.Tensor:
+        out = torch.zeros(numbers * min + max)
+        for i in hl.tile(numbers * min + max - 1):
+            out[i] = x[i] + 1
+        return out
+
+    x = torch.zeros(80)
+    for n in range(4):
+        numbers, least, most = 3 + n, 2 + 2 * n, 9 - n
+        assert k.on(backend)(x, numbers, least, most).sum() == numbers * least + most - 1
