@@ -6,7 +6,7 @@ In: a scheduled tile program. Out: kernels of loops and block operations on lane
     statement ::= For(symbol, extent, kind, body)          kind: grid or serial
                 | Bind(symbol, expression, lanes)          a name for an index used several times
                 | Declare(local, number)                   a private block (carried values live in these)
-                | Assign(lanes, guard, local, value)       local = value, lane by lane
+                | Assign(lanes, guard, local, value)       local = value, lane by lane; other lanes stay, or are undefined
                 | Reduce(lanes, guard, local, operator, value)   local = local op value, over the lanes the local lacks
                 | Fold(lanes, guard, locals, reduction, values)  likewise by any combine of whole states, in order
                 | Dot(lanes, guard, local, left, right)    local += left @ right over the last lane

@@ -124,6 +124,8 @@ class _Verifier:
             for v in value.walk():
                 if isinstance(v, Held):
                     self._block_like(v.local, blocks)
+                    if any(lane not in lanes and lane.symbol not in names for lane in v.local.lanes):
+                        self.fail(f"{v.local} is read at lanes that the statement does not have")
                 elif isinstance(v, Load):
                     self._access(v.tensor, len(v.index))
                     if v.tensor in self.pending:

@@ -150,7 +150,7 @@ class TracedLoop:
         if not isinstance(value, Traced):
             refuse(f"{name} is carried around the loop, but is a {type(value).__name__} at its end")
         value = self._aligned(before, value)
-        self._check(name, before, value)
+        value = self._checked(name, before, value)
         self.updates[name] = value
         kept = self.conditions.get(name, [])
         since = self._outer_time()
@@ -225,12 +225,13 @@ class TracedLoop:
             refuse(f"the carried value {name} gains a dim in the loop: give it its shape before the loop, as in hl.zeros([...])")
         return found
 
-    def _check(self, name: str, before: Traced, value: Traced) -> None:
+    def _checked(self, name: str, before: Traced, value: Traced) -> Traced:
+        """The value after an iteration, in the lanes that it has before; raises if it cannot be in these."""
         trace = self.trace
         before_at, value_at = ({a: k - x.ndim for k, a in enumerate(x.axes) if a is not None} for x in (before, value))
         if any(value_at.get(a, k) != k for a, k in before_at.items()):
             self._refuse_shapes(name, before, value)
-        axes, _ = broadcast_dims(trace, [before, value], f"the carried value {name}")
+        axes, (_, value) = broadcast_dims(trace, [before, value], f"the carried value {name}")
         grown = any(a is not None and a not in before.axes for a in axes) or len(axes) != before.ndim
         if grown and any(a.original in self.axes for a in axes if a is not None):
             self._refuse_shapes(name, before, value)
@@ -246,7 +247,7 @@ class TracedLoop:
             if key in trace.known.carried and trace.known.carried[key][1] != form[1]:
                 self._refuse_shapes(name, before, value)
             if trace.known.carried.get(key) == form or (value.ndim < before.ndim == len(axes) and value.dtype == before.dtype):
-                return
+                return value
             trace.known.carried[key] = form
             raise RetraceNeeded
         old = {c.holds for c in before.conditions}
@@ -263,6 +264,7 @@ class TracedLoop:
             if not changes:
                 kept.append(c)
         self.conditions[name] = kept
+        return value
 
     @staticmethod
     def _refuse_shapes(name: str, before: Traced, value: Traced) -> NoReturn:

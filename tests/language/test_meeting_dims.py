@@ -265,3 +265,25 @@ def test_a_jagged_tile_beside_two_dims_of_its_rows() -> None:
 
     with pytest.raises(KernelError, match="its rows are ambiguous"):
         k(ragged(), normal(4))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_a_carried_value_takes_the_lanes_it_begins_with(backend: str) -> None:
+    """It begins in lanes of its own, and goes on in those of a range; another goes on in those of the first."""
+
+    @serrate.kernel
+    def k(x: torch.Tensor, before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        for _ in hl.grid(1):
+            i = hl.arange(6)
+            a, b = hl.zeros([6]), hl.zeros([6])
+            for n in hl.grid(x.size(0)):
+                before[n, i] = a - b
+                b = a
+                a = x[n, i]
+            last[i] = a
+        return before
+
+    x, last = normal(5, 6), torch.zeros(6)
+    shifted = torch.cat([torch.zeros(2, 6), x])
+    torch.testing.assert_close(k.on(backend)(x, torch.zeros(5, 6), last), shifted[1:6] - shifted[:5])
+    assert torch.equal(last, x[4])
