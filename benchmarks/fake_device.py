@@ -34,6 +34,8 @@ stream: list[int] = [0]
 """The address of the current stream."""
 waits: list[Any] = []
 """The streams that others have waited for."""
+kept_for: list[Any] = []
+"""The streams that memory of others is kept for."""
 
 
 def install() -> None:
@@ -52,6 +54,7 @@ def install() -> None:
     }
     for name, function in there.items():
         setattr(torch.cuda, name, function)
+    torch.Tensor.record_stream = lambda self, on: kept_for.append(on)  # type: ignore[method-assign, assignment]
     driver.set_active(SimpleNamespace(get_current_stream=lambda index: 0))
     runtime.TritonFunction._compiled_and_launched = _launched  # type: ignore[method-assign]
     runtime.TritonFunction.prepare = lambda *_: None  # type: ignore[method-assign]

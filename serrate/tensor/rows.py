@@ -6,7 +6,7 @@ about them, and memoised derived arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar, cast
 
 import torch
@@ -331,7 +331,11 @@ class Rows:
         if key not in memo:
             memo[key], self._made_on[key] = make(), (torch.cuda.current_stream(offsets.device), {stream})
         elif (made_on := self._made_on.get(key)) is not None and stream not in made_on[1]:
-            torch.cuda.current_stream(offsets.device).wait_stream(made_on[0])
+            current = torch.cuda.current_stream(offsets.device)
+            current.wait_stream(made_on[0])
+            for tensor in _tensors_in(memo[key]):
+                # Its memory must not be reused while this stream may read it, if the rows are dropped by then.
+                tensor.record_stream(current)
             made_on[1].add(stream)
         return cast(_T, memo[key])
 
@@ -534,3 +538,15 @@ def _same_numbers(mine: Tensor, theirs: Tensor) -> bool:
     if mine.dtype != theirs.dtype:
         return torch.equal(mine.long(), theirs.long())
     return torch.equal(mine, theirs)
+
+
+def _tensors_in(made: object) -> Iterator[torch.Tensor]:
+    """The tensors of something that was derived from rows and is on a GPU."""
+    if isinstance(made, torch.Tensor):
+        if made.is_cuda:
+            yield made
+    elif isinstance(made, Rows):
+        yield from _tensors_in((*made.offsets, made.starts))
+    elif isinstance(made, tuple | list):
+        for each in made:
+            yield from _tensors_in(each)

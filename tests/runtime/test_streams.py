@@ -39,10 +39,13 @@ for f in (serrate.jit(lambda x: torch.softmax(x, 1)), lambda x: x.sum(1), jagged
     jt = JaggedTensor.from_csr(jt.values, jt.offsets.clone())
 
 fake_device.waits.clear()
+fake_device.kept_for.clear()
 for stream, waits in ((0, 0), (0, 0), (2, 1), (2, 1), (3, 2), (0, 2)):
     fake_device.stream[0] = stream
     jt.lengths
     assert [each.cuda_stream for each in fake_device.waits] == [0] * waits, (stream, fake_device.waits)
+    assert len(fake_device.kept_for) == waits
+assert [each.cuda_stream for each in fake_device.kept_for] == [2, 3]
 """
 
 
