@@ -184,6 +184,10 @@ class CompiledStage(ABC):
         """Tile sizes by axis, and options of launches, that the user has fixed besides the program: part of the key of what is
         remembered about it."""
 
+    def settled(self) -> frozenset[str]:
+        """Options of strategies that are not tried, because the user's choice replaces them."""
+        return frozenset()
+
     def header(self, chosen: Plan) -> str:
         """The first line of the generated source."""
         return f"{self.naive.name}: {chosen.strategy}"
@@ -253,7 +257,9 @@ class CompiledStage(ABC):
         key = (backend, usual, torch.get_num_threads(), self._library_calls(backend))
         found = self._spaces.get(key)
         if found is None:
-            found = self._spaces[key] = space_of(self.naive, usual, BACKENDS[backend], key[2], self.fixed(), key[3])
+            found = self._spaces[key] = space_of(
+                self.naive, usual, BACKENDS[backend], key[2], self.fixed(), key[3], self.settled()
+            )
         return found
 
     def built(self, call: BoundCall, backend: str, chosen: Candidate) -> BuiltProgram:

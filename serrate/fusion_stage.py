@@ -39,7 +39,7 @@ from serrate.runtime import library
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, BoundCall
 from serrate.runtime.dispatch import Prepared
-from serrate.runtime.launch import Executable
+from serrate.runtime.launch import Executable, device_workers
 from serrate.runtime.results import ResultReader
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import HandSchedule
@@ -344,9 +344,3 @@ class LibraryStage(NamedTuple):
         shaped = zip(self.tensors, self.shapes, strict=True)
         given = [tensors[name] if shape is None else tensors[name].view(shape(call)) for name, shape in shaped]
         return library.run(self.function, given, [each(call) if callable(each) else each for each in self.options], backend)
-
-
-@functools.cache
-def device_workers(device: torch.device) -> int:
-    """How many workers a device runs concurrently."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from serrate import settings
-from serrate.api.by_name import global_name
 from serrate.api.kernel_gradients import DerivedGradients, KernelPair, check_backward
+from serrate.api.pickling import global_name
 from serrate.errors import BackendError, CallError, IgnoredWarning, StrategyError, choices
 from serrate.frontend.kernel.machine import activate, deactivate
 from serrate.frontend.leaves import Leaf, mapped
@@ -94,8 +94,9 @@ class Config:
         if not isinstance(lanes, Mapping) or any(not isinstance(n, int) or n < 1 for n in lanes.values()):
             raise CallError(f"lanes must map axis names to positive ints, got {lanes!r}")
         for name in LAUNCH.keys() & others.keys():
-            if others[name] is not None and others[name] not in LAUNCH[name]:
-                raise CallError(f"{name} must be one of {', '.join(map(str, LAUNCH[name]))}, got {others[name]!r}")
+            given = others[name]
+            if given is not None and (type(given) is not int or given not in LAUNCH[name]):
+                raise CallError(f"{name} must be one of {', '.join(map(str, LAUNCH[name]))}, got {given!r}")
         object.__setattr__(self, "block_sizes", tuple(block_sizes))
         object.__setattr__(self, "strategy", _strategy(strategy, jagged_strategy))
         object.__setattr__(self, "others", others)
@@ -229,8 +230,8 @@ class Kernel:
 
     def explain(self, *args: Any, html: str | Path | None = None, **kwargs: Any) -> Report:
         """A report on what runs for these arguments, and why: rows, plan, tiles, guards, other candidates, source, and settings
-        without effect. It prints as text and has fields. With `html`, it is also written to that file as a page. Nothing is run
-        or measured."""
+        without effect. It prints as text, and its fields hold the same facts. With `html`, it is also written to that file as a
+        page. Nothing is run or measured."""
         from serrate.report.collect import report, rows_of_arguments  # imported here because `import serrate` must stay fast
 
         facts = self._on(settings.current().backend).facts(*args, **kwargs)

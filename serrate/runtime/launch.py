@@ -211,3 +211,9 @@ def last_level_cache() -> int:
         unit = {"K": 10, "M": 20}.get(text[-1:], 0)
         sizes.append(int(text[:-1] if unit else text) << unit)
     return max(sizes, default=32 << 20)
+
+
+@functools.cache
+def device_workers(device: torch.device) -> int:
+    """How many workers a device runs concurrently."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

@@ -27,7 +27,7 @@ from serrate.ir.expr import Array, Expr, Symbol, const, minimum, numbers_functio
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
 from serrate.runtime import cache_folder
-from serrate.runtime.launch import Execute, Numbers, Tensors
+from serrate.runtime.launch import Execute, Numbers, Tensors, device_workers
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, address, whole
 from serrate.schedule.plan import LaunchOptions
 from serrate.tensor.torch_private import is_recorded
@@ -44,6 +44,9 @@ TWO_PROGRAMS = 65536 // (2 * 32)
 """The registers of a thread times the warps of a program, when two programs share the registers of a multiprocessor. Programs of
 many warps get all of these: otherwise the assembler may save registers for a third program, and each then has fewer loads in
 flight, while more rows compete for the cache."""
+
+INTERPRETED = 2
+"""The multiprocessors that Triton's interpreter acts as: it runs programs one after another."""
 
 FEW_BLOCKS = 64
 """The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
@@ -328,14 +331,8 @@ def _programs(launch: Launch, most: int) -> Expr:
 def _most_shared(launch: Launch, own: LaunchOptions, device: torch.device) -> int:
     """The most programs that share a grid: as many as a device runs at a time, or enough for a list that is mostly empty."""
     if own.resident is not None and launch.stages is not None:
-        return own.resident * _multiprocessors(device)
+        return own.resident * (device_workers(device) if device.type == "cuda" else INTERPRETED)
     return max(SHARED // own.warps, 1)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors a device has; Triton's interpreter, which runs programs one after another, acts as two."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 FARTHEST = 1 << 31

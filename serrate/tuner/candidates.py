@@ -15,6 +15,7 @@ from serrate.ir.tile import TileProgram
 from serrate.schedule.plan import ORDERS
 from serrate.schedule.sizes import sizes
 from serrate.schedule.strategies import NAMED, STRATEGIES
+from serrate.schedule.strategies.common import multiplies
 from serrate.schedule.strategies.library import LIBRARY
 from serrate.schedule.target import Target
 from serrate.tensor.hints import NO_HINTS, Hints
@@ -103,6 +104,8 @@ ON_GPU: dict[str, dict[str, tuple[int | bool, ...]]] = {
 """Values of each option that are tried, one option at a time; none of them is the default everywhere."""
 OF_KERNELS = ("rows", "chunk", "warps")
 """The options that matter to kernels, whose tiles are set by axis."""
+OF_PRODUCTS = frozenset(("resident",))
+"""The options that matter only to matrix products."""
 FACTORS = (0.25, 4)
 """The factors by which the tile of a kernel is scaled."""
 
@@ -134,6 +137,8 @@ class Space:
     """How many threads a CPU runs now."""
     calls: tuple[str, ...] = ()
     """The library functions that compute exactly this program."""
+    excluded: frozenset[str] = frozenset()
+    """Options that are not varied."""
 
     def openings(self, hints: Hints = NO_HINTS) -> list[Candidate]:
         """The usual choice, library calls, for which nothing is compiled, and every other strategy once; the one that hints make
@@ -148,7 +153,7 @@ class Space:
         options, given = dict(candidate.options), dict(candidate.lanes)
         table = (ON_GPU if self.target.many_workers else ON_CPU).get(candidate.strategy, {})
         for name, values in table.items():
-            if self.of_kernel and name not in OF_KERNELS:
+            if name in self.excluded or (self.of_kernel and name not in OF_KERNELS):
                 continue
             for value in values:
                 if options.get(name) != value:
@@ -183,12 +188,19 @@ class Space:
 
 
 def space_of(
-    program: TileProgram, usual: Candidate, target: Target, threads: int, fixed: Iterable[str] = (), calls: tuple[str, ...] = ()
+    program: TileProgram,
+    usual: Candidate,
+    target: Target,
+    threads: int,
+    fixed: Iterable[str] = (),
+    calls: tuple[str, ...] = (),
+    excluded: frozenset[str] = frozenset(),
 ) -> Space:
     """The candidates for a program; the user chose the tiles of the `fixed` axes of a kernel. `calls` are library functions that
-    compute it."""
+    compute it, `excluded` options that are not varied."""
     if not program.axes:
-        return Space(usual, target, threads=threads, calls=calls)
+        excluded |= frozenset() if multiplies(program) else OF_PRODUCTS
+        return Space(usual, target, threads=threads, calls=calls, excluded=excluded)
     chosen = sizes(program, 1, target)
     groups: dict[tuple[object, object], TileGroup] = {}
     for axis in program.axes:
@@ -198,4 +210,4 @@ def space_of(
         known = groups.get(key)
         names = (axis.name,) if known is None else (*known.names, axis.name)
         groups[key] = TileGroup(names, chosen[names[0]], axis.size)
-    return Space(usual, target, tuple(groups.values()), of_kernel=True, threads=threads)
+    return Space(usual, target, tuple(groups.values()), of_kernel=True, threads=threads, excluded=excluded)

@@ -17,6 +17,7 @@ from torch import Tensor
 from serrate import ir, ops
 from serrate.errors import ScheduleError, StrategyError
 from serrate.runtime import triton as runtime
+from serrate.runtime.launch import device_workers
 from tests.engine.test_expert_layers import CHOICES, by_token, close, layer
 from tests.engine.test_expert_layers import given as tokens
 
@@ -93,7 +94,8 @@ def test_a_multiprocessor_has_as_many_programs_as_the_plan_says(monkeypatch: pyt
     program = grouped(torch.float32, 3, 16, 300).compile("triton", strategy="persistent_dynamic", resident=3, tile=16)
     monkeypatch.setattr(runtime.TritonFunction, "launch", counted)
     torch.testing.assert_close(program(*args).double(), want, rtol=1e-4, atol=1e-4)
-    blocks, running = 9 * 2, 3 * runtime._multiprocessors(args[0].device)
+    there = torch.cuda.is_available()
+    blocks, running = 9 * 2, 3 * (device_workers(torch.device("cuda")) if there else runtime.INTERPRETED)
     assert max(n for n, _ in grids) == min(blocks, running)
 
 
@@ -118,6 +120,8 @@ def test_refusals() -> None:
         program.compile("cpp", **STAYING)(*args)
     with pytest.raises(StrategyError, match="resident must be at least 1"):
         program.compile("triton", strategy="persistent_dynamic", resident=0)(*args)
+    with pytest.raises(ScheduleError, match="rows=, uncut= and short_tile= do not apply"):
+        program.compile("triton", **STAYING, uncut=64)(*args)
     with ir.Fusion("sums") as f:
         x, offsets = f.input((None, 3), torch.float32), f.input((None,), torch.int64)
         f.output(ops.sum(ops.as_nested(x, offsets), 1))

@@ -37,6 +37,7 @@ def warned_anew() -> None:
         (lambda: serrate.Config(block_size=[4]), CallError, "Config has no block_size: did you mean 'block_sizes'"),
         (lambda: serrate.Config(num_warp=4), CallError, "Config has no num_warp: did you mean 'num_warps'"),
         (lambda: serrate.Config(num_warps=3), CallError, "num_warps must be one of 1, 2, 4, 8, 16, 32, got 3"),
+        (lambda: serrate.Config(num_warps=True), CallError, "num_warps must be one of 1, 2, 4, 8, 16, 32, got True"),
         (lambda: serrate.Config(num_stages=0), CallError, "num_stages must be one of 1, 2, 3, 4, 5, 6, 7, 8, got 0"),
         (lambda: serrate.Config(nonsense=1), CallError, "Config has no nonsense: choose from block_sizes, strategy"),
         (lambda: serrate.Config(strategy="masklss"), StrategyError, "unknown strategy 'masklss': did you mean 'maskless'"),

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
+from serrate import ir, ops
 from serrate.schedule.strategies import STRATEGIES
-from serrate.schedule.target import CPU
+from serrate.schedule.target import CPU, GPU
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tuner.candidates import Candidate, Space, TileGroup
+from serrate.tuner.candidates import Candidate, Space, TileGroup, space_of
 from serrate.tuner.search import SPENT, Exhaustive, Halving, Searcher, Unfit
 
 SPACE = Space(Candidate("maskless"), CPU)
@@ -208,3 +210,17 @@ def test_a_new_strategy_is_tried_like_the_others(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(STRATEGIES, "zigzag", STRATEGIES["maskless"])
     measurer = FakeMeasurer({Candidate("zigzag"): 0.5e-3})
     assert Halving().search(SPACE, measurer, measurer.clock + 3).chosen == Candidate("zigzag")
+
+
+def test_options_that_do_not_matter_are_not_varied() -> None:
+    """Warps that the user has chosen for a kernel, and what only matrix products have."""
+    candidate = Candidate("persistent_dynamic")
+    warps = [dict(c.options).get("warps") for c in Space(candidate, GPU, excluded=frozenset(("warps",))).variants(candidate)]
+    assert warps and set(warps) == {None}
+    for multiplies in (False, True):
+        with ir.Fusion() as f:
+            x, offsets = f.input((None, 4), torch.float32), f.input((None,), torch.int64)
+            rows = ops.as_nested(x, offsets)
+            f.output(ops.matmul(rows, f.input((3, 4, 8), torch.float32)) if multiplies else ops.sum(rows, 1))
+        space = space_of(f.compile().stages[0].naive, candidate, GPU, 1)
+        assert any("resident" in dict(c.options) for c in space.variants(candidate)) == multiplies

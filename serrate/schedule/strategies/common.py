@@ -391,6 +391,11 @@ def schedule_row_product(recorder: Recorder, shape: Shape, found: RowProduct, ta
         _finish_total(recorder, shape, describe(recorder.program, shape.phase).regular, target)
 
 
+def multiplies(program: TileProgram) -> bool:
+    """Whether a fusion computes matrix products."""
+    return any(shape.is_product or shape.row_product is not None for shape in shapes(program))
+
+
 def finishes_product(shape: Shape, shapes: Sequence[Shape]) -> bool:
     """Whether a phase is the epilogue of a matrix product: elementwise, over the same elements, so it can share its blocks."""
     if not isinstance(shape.leaf, Store):

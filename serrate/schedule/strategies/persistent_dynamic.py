@@ -28,6 +28,7 @@ from serrate.schedule.strategies.common import (
     in_columns,
     lane_regular,
     loop_names,
+    multiplies,
     schedule,
     schedule_product,
     shapes,
@@ -77,6 +78,8 @@ def persistent_dynamic(
     can be processed in groups of `rows`. `resident` programs of a matrix product run on each multiprocessor of a GPU."""
     if resident:
         _require_products(program, target)
+        if rows or uncut or short_tile:
+            raise ScheduleError("resident= keeps all rows in one work list: rows=, uncut= and short_tile= do not apply to it")
         return replace(_pieces(program, target, tile, chunk, warps, stages, lanes), resident=resident)
     if program.axes:
         return _pieces(program, target, tile, chunk, warps, stages, lanes)
@@ -161,7 +164,9 @@ def _require_products(program: TileProgram, target: Target) -> None:
     """Raises where resident programs would mean nothing."""
     if not target.many_workers:
         raise ScheduleError("resident= is for GPUs: on a CPU, each thread computes many blocks anyway")
-    if not any(shape.is_product or shape.row_product for shape in shapes(program)):
+    if program.axes:
+        raise ScheduleError("resident= is not supported for kernels: leave it out")
+    if not multiplies(program):
         raise ScheduleError("resident= is for matrix products, and this program computes none")
 
 
