@@ -21,7 +21,7 @@ SAMPLED = not FULL and os.environ.get("SERRATE_TEST_UNSAMPLED") != "1"
 # Before torch and serrate are imported, because both read the environment then. One folder for all workers and runs: a program is
 # built once and found by the others.
 os.environ.setdefault("SERRATE_CACHE_DIR", str(ROOT / "build" / "test-cache"))
-# Plans are what the rule of thumb says, so that tests are fast and their results are the same everywhere; tests of the tuner say
+# Plans are the heuristic's choice, so that tests are fast and their results are the same everywhere; tests of the tuner say
 # otherwise themselves.
 os.environ.setdefault("SERRATE_TUNE", "never")
 # Generated code may bring its own OpenMP run-time, which torch.set_num_threads does not reach.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
-from serrate.api.by_name import global_name
+from serrate.api.pickling import global_name
 from serrate.autograd.saved import Save, check_save
 from serrate.compiled import Compiled
 from serrate.errors import CallError, GradientError, TraceError

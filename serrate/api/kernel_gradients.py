@@ -250,7 +250,7 @@ class BackwardProgram:
 
     @property
     def program(self) -> Any:
-        """The recorded loop that runs."""
+        """The backward program, under the named strategy or under the usual plan."""
         return self._usual if self.strategy is None else self._named
 
     def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:

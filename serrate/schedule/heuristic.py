@@ -102,8 +102,7 @@ class NumberBlocks(NamedTuple):
 NUMBERS: dict[Carried, NumberBlocks] = {
     "nothing": NumberBlocks(1024, 4, 64),
     # Four numbers per thread: 32 registers suffice, so a multiprocessor runs all its warps and hides memory latency. A group of
-    # rows
-    # takes one register for each row of a thread.
+    # rows takes one register for each row of a thread.
     "sums": NumberBlocks(512, 4, 128),
     # Lanes are combined in every block: few warps, with many numbers in each thread. A group of rows takes the registers of
     # several states for each row of a thread.
@@ -164,7 +163,7 @@ def choose(
         return Choice("maskless", {"keep_rows": False}, "the host does not know the longest row")
     if waits(rows, target, workers):
         return Choice("persistent_dynamic", {}, "the longest row is a large share of the work: other workers would wait for it")
-    row_bytes = _bytes(rows)
+    row_bytes = _longest_bytes(rows)
     if not product and rows.density is not None and rows.density >= DENSE and row_bytes <= target.short_bytes:
         return Choice("masked", {}, "rows are short and about equally long: one at a time would leave most lanes idle")
     if rows.longest * SHARES > rows.total:
@@ -181,7 +180,7 @@ def choose(
     return Choice("maskless", sizes, why)
 
 
-def _bytes(rows: RowStatistics) -> int:
+def _longest_bytes(rows: RowStatistics) -> int:
     """The bytes of the longest row; 0 if it is unknown."""
     return (rows.longest or 0) * rows.position_bytes
 
@@ -190,16 +189,16 @@ WHY_PRODUCTS = "blocks of the matrix products of all rows occupy all workers"
 """The reason for cutting rows for matrix products on a GPU."""
 
 
-def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool, pivots: bool) -> str:
-    """The reason for cutting rows if there are many workers; empty if rows stay whole. `pivots`: whether those that stay whole
-    have sums about a pivot."""
+def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool, about_pivot: bool) -> str:
+    """The reason for cutting rows if there are many workers; empty if rows stay whole. `about_pivot`: whether those that stay
+    whole have sums about a pivot."""
     if product:
         return WHY_PRODUCTS
     if rows.longest is None:
         return "the host does not know the longest row, and cut rows have no worst case"
     if rows.count < 2 * workers:
         return "there are too few rows to occupy all workers"
-    if pivots and _bytes(rows) > PIVOT_BYTES:
+    if about_pivot and _longest_bytes(rows) > PIVOT_BYTES:
         return "statistics over all features are sums about a pivot only in rows of limited length: longer rows are cut"
     return "the longest row is a large share of the work: other workers would wait for it" if waits(rows, target, workers) else ""
 

@@ -105,8 +105,8 @@ def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain]
 
 
 def _with_temporaries_of(whole: TileProgram, others: Mapping[str, Phase]) -> TileProgram:
-    """The program, in which what other phases store has the tensors of those phases. Primitives make tensors, so one and the same
-    temporary is two tensors in two plans."""
+    """The program, with every temporary that another phase stores replaced by that phase's tensor. Primitives make tensors, so
+    one and the same temporary is two tensors in two plans."""
     stored = {tensor.name: tensor for phase in others.values() for tensor in phase.writes}
     read = {t.memory.name: t.memory for phase in whole.phases if phase.name not in others for t in phase.reads}
     for name, tensor in read.items():
