@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 from serrate.ir.expr import Array, Element, Expr, FloorDiv, Less, Maximum, Minimum, Sum, Symbol, minimum
-from serrate.ir.loops import Bind, Block, Declare, For, Guard, If, LoopProgram, Node, While, bodies, with_bodies
+from serrate.ir.loops import Bind, Block, Declare, For, Guard, If, LoopProgram, Node, While
 from serrate.ir.renaming import Renaming
 from serrate.lower.facts import Facts
-from serrate.lower.passes.common import Body, found_in
+from serrate.lower.passes.common import Body, changed, found_in, inward, kept, per_kernel
 
 
 def row_ends(program: LoopProgram) -> LoopProgram:
@@ -34,7 +33,7 @@ def row_ends(program: LoopProgram) -> LoopProgram:
     if not longest:
         return program
     ends = _RowEnds(longest)
-    return replace(program, kernels=tuple(replace(k, body=ends.body(k.body)) for k in program.kernels))
+    return per_kernel(program, lambda k: ends.body(k.body))
 
 
 class _RowEnds(Renaming):
@@ -43,17 +42,18 @@ class _RowEnds(Renaming):
 
     def body(self, body: Body) -> Body:
         """Statements, at any depth."""
-        return tuple(map(self.statement, body))
+        return kept(body, map(self.statement, body))
 
     def statement(self, node: Node) -> Node:
         """A statement with everything inside it."""
+        if self.longest.keys().isdisjoint(found_in((node,))):
+            return node
         if isinstance(node, Block | Declare | Bind):
             return self.node(node)
+        node = inward(node, self.body)
         if isinstance(node, For):
-            node = replace(node, extent=self.expr(node.extent), bound=self.expr(node.bound))
-        elif isinstance(node, If | While):
-            node = replace(node, guard=self.guard(node.guard))
-        return with_bodies(node, tuple(map(self.body, bodies(node))))
+            return changed(node, extent=self.expr(node.extent), bound=self.expr(node.bound))
+        return changed(node, guard=self.guard(node.guard)) if isinstance(node, If | While) else node
 
     def expr(self, expr: Expr) -> Expr:
         if expr.symbols.isdisjoint(self.longest):
