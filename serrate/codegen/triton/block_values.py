@@ -7,7 +7,7 @@ contents in lanes that a statement masks off are known, later masks are omitted.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -260,7 +260,14 @@ class ValuePrinter(IndexPrinter):
     def forget(self, local: str) -> None:
         """Invalidates values computed from a private block that changed."""
         self.absent.pop(local, None)
-        stale = {id(v) for v in self.kept if any(isinstance(n, Held) and n.local.name == local for n in v.walk())}
+        self._forget_if(lambda v: isinstance(v, Held) and v.local.name == local)
+
+    def forget_memory(self, memory: Tensor) -> None:
+        """Invalidates values computed from what was in memory before a store."""
+        self._forget_if(lambda v: isinstance(v, Load) and v.tensor.memory is memory)
+
+    def _forget_if(self, changes: Callable[[Value], bool]) -> None:
+        stale = {id(v) for v in self.kept if any(map(changes, v.walk()))}
         self.shared = {key: name for key, name in self.shared.items() if key[0] not in stale}
 
 

@@ -172,7 +172,7 @@ class _TritonPrinter(ValuePrinter):
         self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
         self.stages = stages
         self.resident = resident and has_products(kernel.body)
-        self.written = {n.tensor for n in self.every if isinstance(n, Write)}
+        self.written = {n.tensor.memory for n in self.every if isinstance(n, Write)}
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
         self.read_blocks: dict[tuple[int, frozenset[Lane], Guard], tuple[str, Lanes]] = {}
@@ -339,11 +339,11 @@ class _TritonPrinter(ValuePrinter):
         """Reads the blocks of products in a loop that are the same in all its iterations."""
         inside = list(nodes((node,)))
         changing = {n.symbol for n in inside if isinstance(n, For | Bind)}
-        written = {n.tensor for n in inside if isinstance(n, Write)}
+        written = {n.tensor.memory for n in inside if isinstance(n, Write)}
         for dot in (n for n in node.body if isinstance(n, Dot)):
             rows, columns, depth = dot.lanes
             for value, lanes in ((dot.left, (rows, depth)), (dot.right, (depth, columns))):
-                if not isinstance(value, Load) or value.tensor in written or self.interpreted:
+                if not isinstance(value, Load) or value.tensor.memory in written or self.interpreted:
                     continue
                 own = self._own(dot.guard, lanes)
                 if (id(value), lanes, own) in self.factors:
@@ -393,6 +393,8 @@ class _TritonPrinter(ValuePrinter):
         for node in nodes(tuple(body)):
             for local in (*written_by(node), *([node.local] if isinstance(node, Declare) else [])):
                 self.forget(local.name)
+            if isinstance(node, Write):
+                self.forget_memory(node.tensor.memory)
 
     def _block(self, node: Assign | Reduce | Fold | Dot | Running | Write) -> None:
         """A block operation; its lane-invariant conditions become a branch around it."""
@@ -407,6 +409,8 @@ class _TritonPrinter(ValuePrinter):
             self.indent -= 1
             for local in written_by(node):
                 self.forget(local.name)
+            if isinstance(node, Write):
+                self.forget_memory(node.tensor.memory)
         else:
             self._operation(node)
 
@@ -482,6 +486,7 @@ class _TritonPrinter(ValuePrinter):
             is_streamed = node.tensor.role is Role.OUTPUT and len(node.lanes) > 1 and not apart
             streamed = ', cache_modifier=".cs"' if is_streamed else ""
             self.put(f"tl.store({pointer}, {value}{masked}{streamed})")
+        self.forget_memory(node.tensor.memory)
 
     def _reduce(self, node: Reduce) -> None:
         local, lanes = node.local, node.lanes
@@ -633,7 +638,7 @@ class _TritonPrinter(ValuePrinter):
     def _read_once(self, value: Load, lanes: Lanes, guard: Guard) -> str:
         """A block of a product in memory, transposed if another product has read it along the other lane."""
         key = (id(value), frozenset(lanes), guard)
-        changes = value.tensor in self.written or any(
+        changes = value.tensor.memory in self.written or any(
             isinstance(e, Element) and e.array.local for x in value.index for e in x.walk()
         )
         if key not in self.read_blocks or changes:
