@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -43,7 +43,7 @@ def by_group(lengths: list[int], depth: int, width: int, dtype: torch.dtype) -> 
 
 
 @pytest.mark.sampled(1)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=9),
     st.integers(1, 40),
