@@ -462,7 +462,8 @@ class _Walk:
     def _has_attributes(self, obj: Any) -> bool:
         if isinstance(obj, types.FunctionType):
             return not has_stable_code(obj)
-        return not (isinstance(obj, tuple(TRANSPARENT)) or wrapped_attribute(obj) is not None or self._is_opaque(obj))
+        plain = isinstance(obj, tuple(TRANSPARENT)) or hasattr(type(obj), "tobytes") or wrapped_attribute(obj) is not None
+        return not (plain or self._is_opaque(obj))
 
     def _object(self, var: str, obj: Any, path: str) -> None:
         """Reads all attributes of an object that any reachable code may read."""

@@ -114,8 +114,8 @@ def every_statement(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         for name in ("body", "orelse", "finalbody"):
             if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
                 yield from every_statement(getattr(statement, name, []))
-        for handler in getattr(statement, "handlers", []):
-            yield from every_statement(handler.body)
+        for part in (*getattr(statement, "handlers", []), *getattr(statement, "cases", [])):
+            yield from every_statement(part.body)
 
 
 def names_written(statement: ast.stmt) -> set[str]:
@@ -126,6 +126,14 @@ def names_written(statement: ast.stmt) -> set[str]:
         parts = [statement.target]
     elif isinstance(statement, ast.With):
         parts = [item.optional_vars for item in statement.items if item.optional_vars]
+    elif isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.split(".")[0] for alias in statement.names}
+    elif isinstance(statement, ast.Match):
+        patterns = [p for case in statement.cases for p in ast.walk(case.pattern)]
+        captured = {p.rest if isinstance(p, ast.MatchMapping) else getattr(p, "name", None) for p in patterns}
+        return {name for name in captured if name} | {n.target.id for n in _own(statement) if isinstance(n, ast.NamedExpr)}
     else:
         parts = []
     found = {n.id for part in parts for n in ast.walk(part) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

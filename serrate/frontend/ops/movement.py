@@ -7,7 +7,9 @@ structure is derived from the old one. A place out of bounds gives 0 and touches
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from serrate.errors import DtypeError, ShapeError
 from serrate.frontend.broadcast import apart, match
 from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
-from serrate.frontend.ops.elementwise import cast, typed
+from serrate.frontend.ops.elementwise import add, cast, mul, typed
 from serrate.frontend.ops.levels import Part, inside, rebuilt
 from serrate.frontend.ops.reductions import amin
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
@@ -126,6 +128,24 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
     domains = (*x.domains[:dim], *own, *x.domains[dim + 1 :])
     place = _at(indices, own, _length(name, x, dim) if from_end else None)
     places: Places = (*x.domains[:dim], place, *x.domains[dim + 1 :])
+    return pulled(x.fusion, x.dtype, domains, x.at(places))
+
+
+def index_together(x: TensorView, indices: Sequence[TensorView], dim: int) -> TensorView:
+    """`x` at `indices` along neighbouring dims, the first of which is `dim`: the indices are broadcast together, and their dims
+    replace those. Negative indices count from the end."""
+    every = range(dim, dim + len(indices))
+    for k in every:
+        if counted(x, k) or x.domains[k].is_ragged:
+            raise ShapeError(f"several tensors of indices select along dense dims only, and dim {k} of {shown(x)} is not one")
+    given = [_integers("index", each) for each in indices]
+    # Each in the dims of all.
+    nothing: TensorView = functools.reduce(operator.add, [mul(each, 0) for each in given])
+    given = [add(each, nothing) for each in given]
+    own = apart(x.fusion, given[0].domains, [d for k, d in enumerate(x.domains) if k not in every])
+    found: Places = tuple(_at(each, own, _length("index", x, k)) for k, each in zip(every, given, strict=True))
+    domains = (*x.domains[:dim], *own, *x.domains[dim + len(given) :])
+    places: Places = (*x.domains[:dim], *found, *x.domains[dim + len(given) :])
     return pulled(x.fusion, x.dtype, domains, x.at(places))
 
 

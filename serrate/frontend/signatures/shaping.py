@@ -5,6 +5,7 @@ In: traced tensors and dims as torch's functions take them. Out: traced tensors,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from serrate.errors import ShapeError
 from serrate.frontend import ops
-from serrate.frontend.ops.movement import require_inside
+from serrate.frontend.ops.movement import index_together, require_inside
 from serrate.frontend.shapes import shown
 from serrate.ir.view import Size, TensorView
 
@@ -60,6 +61,13 @@ def select(input: TensorView, dim: int, index: int) -> TensorView:
 
 
 def narrow(input: TensorView, dim: int, start: int, length: int) -> TensorView:
+    """As in torch, positions that are not there are an error; a row may have fewer."""
+    extent = None if input.domains[dim % input.ndim].is_ragged else input.domains[dim % input.ndim].extent_expr.value
+    room = -start if start < 0 else None if extent is None else extent - start
+    if length < 0 or (room is not None and length > room) or (extent is not None and start < -extent):
+        raise ShapeError(f"narrow: dim {dim} of {shown(input)} has no {length} positions from {start} on")
+    if start < 0:
+        return ops.slice(ops.slice(input, dim, start), dim, 0, length)
     return ops.slice(input, dim, start, start + length)
 
 
@@ -151,7 +159,7 @@ def is_floating_point(input: TensorView) -> bool:
 
 
 def getitem(input: TensorView, key: Any) -> TensorView:
-    """`x[...]`: integers, slices, None and integer tensors, dim by dim, as in torch."""
+    """`x[...]`: integers, slices, None and integer tensors, as in torch: neighbouring tensors are broadcast together."""
     keys = list(key) if isinstance(key, tuple) else [key]
     taken = len([k for k in keys if k is not None and k is not Ellipsis])
     if taken > input.ndim:
@@ -159,24 +167,35 @@ def getitem(input: TensorView, key: Any) -> TensorView:
     if Ellipsis in [k for k in keys if not isinstance(k, TensorView)]:
         place = next(k for k, each in enumerate(keys) if each is Ellipsis)
         keys[place : place + 1] = [slice(None)] * (input.ndim - taken)
+    runs = [(indexes, [*run]) for indexes, run in itertools.groupby(keys, lambda k: isinstance(k, TensorView))]
+    if sum(indexes for indexes, _ in runs) > 1:
+        raise ShapeError(
+            "tensors of indices that are not side by side are not supported in traced functions: permute the dims before"
+        )
     at = 0
-    for each in keys:
-        if each is None:
-            input, at = ops.unsqueeze(input, at), at + 1
-        elif isinstance(each, slice):
-            if each != slice(None):
-                input = ops.slice(input, at, each.start, each.stop, 1 if each.step is None else each.step)
-            at += 1
-        elif isinstance(each, TensorView):
-            if each.dtype == torch.bool:
-                raise ShapeError(
-                    "the number of elements a mask selects is not known while tracing; use where, or index before the call"
-                )
-            picked = ops.index(input, each, at, from_end=True)
-            require_inside("indexing by a tensor", input, at, each, low=-1, in_every_row=True)
-            input, at = picked, at + each.ndim
-        elif isinstance(each, int):
-            input = ops.select(input, at, each)
-        else:
-            raise ShapeError(f"a traced tensor is indexed by integers, slices, None and tensors of integers, got {each!r}")
+    for indexes, run in runs:
+        if indexes:
+            input, at = _picked(input, run, at)
+            continue
+        for each in run:
+            if each is None:
+                input, at = ops.unsqueeze(input, at), at + 1
+            elif isinstance(each, slice):
+                if each != slice(None):
+                    input = ops.slice(input, at, each.start, each.stop, 1 if each.step is None else each.step)
+                at += 1
+            elif isinstance(each, int):
+                input = ops.select(input, at, each)
+            else:
+                raise ShapeError(f"a traced tensor is indexed by integers, slices, None and tensors of integers, got {each!r}")
     return input
+
+
+def _picked(input: TensorView, indices: Sequence[TensorView], dim: int) -> tuple[TensorView, int]:
+    """The elements at tensors of indices, from `dim` on, and the dim after those of the indices."""
+    if any(index.dtype == torch.bool for index in indices):
+        raise ShapeError("the number of elements a mask selects is not known while tracing; use where, or index before the call")
+    found = ops.index(input, indices[0], dim, from_end=True) if len(indices) == 1 else index_together(input, indices, dim)
+    for k, index in enumerate(indices):
+        require_inside("indexing by a tensor", input, dim + k, index, low=-1, in_every_row=True)
+    return found, dim + max(index.ndim for index in indices)
