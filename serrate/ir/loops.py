@@ -448,6 +448,8 @@ def blocks_read(node: Node) -> set[str]:
 def multiplies_matrices(node: Dot) -> bool:
     """Whether the operands of a product are blocks of rows by depth and of depth by columns, as matrix units require. Along an
     axis of size 1 every position reads the same element, so an operand with such an axis is not a block of this form."""
+    if len(node.lanes) < 3:
+        return False
     rows, columns, depth = (lane.symbol for lane in node.lanes[-3:])
     left, right = (symbols_of(operand, conditions=False) for operand in (node.left, node.right))
     return {rows, depth} <= left and columns not in left and {columns, depth} <= right and rows not in right

@@ -16,7 +16,7 @@ import torch
 from serrate.frontend.kernel.machine import refuse
 from serrate.frontend.kernel.values import TorchLike
 from serrate.frontend.kernel.vocabulary import expand_keys
-from serrate.ir.expr import Array, Expr, Less, const, minimum
+from serrate.ir.expr import Array, Expr, Less, const, maximum, minimum
 from serrate.ir.loops import Write, load, number
 from serrate.ir.tile import Axis
 from serrate.ir.values import Tensor, call, constant
@@ -241,9 +241,8 @@ def _key(trace: Trace, key: Any, extent: Callable[[int], Expr], dim: int, broadc
     if broadcast and isinstance(key, TracedTile):
         return Traced(number(const(0)), key.index.axes, key.index.conditions)
     if isinstance(key, slice):
-        if key != slice(None) and not all(k is None or isinstance(k, int) for k in (key.start, key.stop, key.step)):
-            refuse("the bounds of a slice must be known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
-        positions = range(trace.static(extent(dim), "a slice needs"))[key]
+        bounds = [_bound(trace, each) for each in (key.start, key.stop, key.step)]
+        positions = range(trace.static(extent(dim), "a slice needs"))[slice(*bounds)]
         axis = trace.fixed_axis(len(positions))
         if axis is None:
             return Traced(number(const(positions.start if len(positions) else 0)), [None])
@@ -258,7 +257,21 @@ def _key(trace: Trace, key: Any, extent: Callable[[int], Expr], dim: int, broadc
     if value.dtype.is_floating_point or value.dtype is torch.bool:
         refuse(f"an index must be an integer, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
     value = cast(value, torch.int64)
+    if not value.axes and value.expr is not None and trace.is_argument(value.expr):
+        # An argument that has always been the same is a plain number to the loop; both count from the end if negative.
+        value = Traced(
+            number(value.expr + minimum(maximum(value.expr * -1, 0), 1) * extent(dim)), (), value.conditions, value.fed
+        )
     return Traced(number(trace.index_of(value)), value.axes, value.conditions, value.fed)
+
+
+def _bound(trace: Trace, bound: Any) -> int | None:
+    """A bound of a slice; a size or an argument is compiled in."""
+    if bound is None or isinstance(bound, int):
+        return bound
+    if isinstance(bound, Traced) and bound.expr is not None:
+        return trace.static(bound.expr, "a slice needs")
+    refuse("the bounds of a slice must be known when the kernel is compiled: use hl.tile, or hl.arange and an offset")
 
 
 @dataclass

@@ -124,9 +124,12 @@ def expand(trace: Trace, x: Traced, *sizes: Any) -> Traced:
         if axis is None and wanted is not None:
             conditions.append(Condition(Less(wanted.position, wanted.end), False))
             axes.append(wanted)
-        elif axis is None and not isinstance(size, Traced) and size > 1:
-            axes.append(trace.fixed_axis(int(size)))
+        elif axis is None:
+            axes.append(None if wanted is None and int(size) == -1 else trace.fixed_axis(int(size)))
         else:
+            lanes = axis.block if axis.looped else axis.size
+            if wanted is None and lanes is not None and int(size) not in (-1, lanes):
+                refuse(f"expand: a dim of {lanes} lanes cannot be expanded to {int(size)}: only dims of size 1 can")
             axes.append(axis)
     return Traced(x.value, trace.distinct(axes), conditions, x.fed)
 

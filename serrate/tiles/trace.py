@@ -147,6 +147,8 @@ class Trace:
 
     def fixed_axis(self, size: int) -> Axis | None:
         """An axis of lanes that no loop runs over; None for one lane, which broadcasts as in torch."""
+        if size < 1:
+            refuse(f"a value of a kernel has no elements: one of its dims has size {size}. Return before the loop in this case")
         if size == 1:
             return None
         return self._axis(Axis(self.name_for("d"), const(0), const(size), size, "no tile", looped=False))
@@ -202,6 +204,11 @@ class Trace:
             lane: Expr = axis.lane if axis.looped else axis.position
             place = place * (axis.lanes if axis.looped else const(axis.size or 1)) + lane
         return Array(name, signed=True, local=True)[place]
+
+    def is_argument(self, expr: Expr) -> bool:
+        """Whether an expression is computed from integers that are arguments, which may be negative."""
+        arguments = {number for path, number in self.numbers.items() if len(path) == 1}
+        return bool(expr.symbols) and expr.symbols <= arguments
 
     def computed(self, name: str) -> Value | None:
         """The value computed for an index block; None for any other block."""

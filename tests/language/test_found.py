@@ -14,9 +14,9 @@ import torch
 import serrate
 import serrate.language as hl
 from serrate import JaggedTensor, Structure
-from serrate.errors import StrategyError
+from serrate.errors import KernelError, StrategyError
 
-BACKENDS = ("reference", "cpp")
+BACKENDS = ("reference", "cpp", "triton")
 Given = Callable[[], tuple[Any, ...]]
 
 
@@ -462,3 +462,121 @@ def test_rectangles_side_by_side_one_column_at_a_time(backend: str, lanes: dict[
 
     structure = Structure.from_lengths(torch.tensor([3, 0, 2])).with_columns(torch.tensor([2, 4, 3]))
     same(k, backend, lambda: (JaggedTensor(torch.arange(12.0), structure), 4), lanes=lanes)
+
+
+def test_expand_to_a_size(backend: str) -> None:
+    """Also to a size that varies from call to call."""
+
+    @serrate.kernel
+    def k(x, w, n):
+        out = torch.zeros(2, x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[0, t] = x[t][:, None].expand(-1, w.size(0)).sum(1)
+            out[1, t] = torch.broadcast_to(x[t][:, None], [t, n]).sum(1)
+        return out
+
+    for rows, n in ((4, 2), (5, 3), (1, 1)):
+        found = k.on(backend)(torch.ones(3), torch.zeros(rows, 2), n)
+        assert found.tolist() == [[rows] * 3, [n] * 3]
+
+
+def test_vectors_are_multiplied(backend: str) -> None:
+    @serrate.kernel
+    def k(x, y, w):
+        out = torch.zeros(3, x.size(0))
+        for r in hl.grid(x.size(0)):
+            total = hl.zeros([])
+            for t in hl.tile(x.size(1)):
+                total = total + x[r, t] @ y[t]
+            out[0, r] = total
+            out[1, r] = torch.dot(x[r, :], y[:])
+        for m in hl.tile(x.size(0)):
+            out[2, m] = (x[m, :] @ w[:, :])[:, 0]
+        return out
+
+    x, y, w = torch.randn(4, 7), torch.randn(7), torch.randn(7, 1)
+    wanted = torch.stack([x @ y, x @ y, (x @ w)[:, 0]])
+    torch.testing.assert_close(k.on(backend)(x, y, w), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_slices_that_vary(backend: str) -> None:
+    @serrate.kernel
+    def k(x, low, high):
+        out = torch.zeros(2, x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[0, t] = x[t, low:high].sum(1)
+            out[1, t] = x[t, : x.size(1) // 2].sum(1)
+        return out
+
+    for width, low, high in ((4, 0, 2), (6, 1, 2), (5, -2, 5)):
+        x = torch.randn(3, width)
+        wanted = torch.stack([x[:, low:high].sum(1), x[:, : width // 2].sum(1)])
+        torch.testing.assert_close(k.on(backend)(x, low, high), wanted)
+
+
+def test_negative_arguments_count_from_the_end(backend: str) -> None:
+    """Whether or not the argument has varied."""
+
+    @serrate.kernel
+    def k(x, n, less):
+        out = torch.zeros(2, x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[0, t] = x[t, n]
+            out[1, t] = x[t, n - less]
+        return out
+
+    x = torch.randn(3, 4)
+    for n, less in ((-1, 2), (0, 1), (1, 1), (-1, 3), (-4, -1), (3, 0)):
+        assert torch.equal(k.on(backend)(x, n, less), torch.stack([x[:, n], x[:, n - less]]))
+
+
+def test_names_that_statements_bind(backend: str) -> None:
+    """Functions, imports and match statements bind names, as assignments do."""
+
+    @serrate.kernel
+    def k(x, case):
+        import math as m
+
+        def half(v):
+            return v / 2
+
+        out = torch.zeros(3, x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[0, t] = half(x[t]) + m.pi
+            count = hl.zeros([t])
+            for _ in hl.grid(4):
+                match case:
+                    case 1:
+                        count = count + 1
+                    case other:
+                        count = count + other
+            out[1, t] = count
+        return out
+
+    x = torch.randn(5)
+    for case in (1, 3):
+        found = k.on(backend)(x, case)
+        torch.testing.assert_close(found[0], x / 2 + torch.pi)
+        assert found[1].tolist() == [4.0 * case] * 5
+
+
+@pytest.mark.parametrize("what", ["slice", "range", "full", "features"])
+def test_values_without_elements_are_refused(backend: str, what: str) -> None:
+    """They once had one element, which was read past the end of memory."""
+
+    @serrate.kernel
+    def k(x, n):
+        out = torch.zeros(x.size(0))
+        for t in hl.tile(x.size(0)):
+            if what == "slice":
+                out[t] = x[t, 2:2].sum(1)
+            elif what == "range":
+                out[t] = x[t, hl.arange(n)].sum(1)
+            elif what == "full":
+                out[t] = hl.full([t, n], 1.0).sum(1)
+            else:
+                out[t] = x[t, :].sum(1)
+        return out
+
+    with pytest.raises(KernelError, match="one of its dims has size 0"):
+        k.on(backend)(torch.ones(2, 0 if what == "features" else 3), 0)
