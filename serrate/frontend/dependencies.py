@@ -49,6 +49,7 @@ from serrate.frontend.python_objects import (
     IMPLICIT,
     MAKING,
     MISSING,
+    MODES,
     PARTS,
     PLAIN,
     TRANSPARENT,
@@ -505,6 +506,13 @@ class _Walk:
         obj = inside[name]
         if obj is os.getenv:
             return f"{var}.__dict__['environ']", os.environ, f"{path}.environ"
+        if obj is torch.is_grad_enabled:
+            raise TraceError(
+                f"{shown}() has no answer in a traced function, which serves calls with and without gradients: pass a flag"
+            )
+        if callable(obj) and any(obj is mode for mode in MODES):
+            self._check(f"{self._constant(obj)}() != {self._constant(obj())}", f"{shown}()")
+            return None
         if is_library(module.__name__) and (callable(obj) or isinstance(obj, types.ModuleType)):
             return (f"{var}.__dict__[{name!r}]", obj, shown) if is_foreign(obj) else None
         return f"{var}.__dict__[{name!r}]", obj, shown

@@ -41,6 +41,12 @@ IMPLICIT = frozenset(
     f"__{name}__" for name in (*_OF_OBJECTS.split(), *(f"{side}{name}" for name in _OF_PAIRS.split() for side in ("", "r", "i")))
 )
 """Methods that are called implicitly."""
+MODES: tuple[Callable[[], object], ...] = (
+    torch.is_inference_mode_enabled,
+    torch.are_deterministic_algorithms_enabled,
+    torch.get_num_threads,
+)
+"""Functions of torch whose results are compared at every call of a traced function that uses them."""
 HOOKS = ("forward", "_forward_hooks", "_forward_pre_hooks")
 """Attributes that calling a torch module reads."""
 PARTS = ("_parameters", "_buffers", "_modules")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -579,6 +580,8 @@ def test_what_cannot_be_followed_is_refused() -> None:
         jit(lambda x: x * next(numbers))(X)
     with pytest.raises(TraceError, match="eval"):
         jit(lambda x: x * eval("2"))(X)
+    with pytest.raises(TraceError, match=r"torch\.is_grad_enabled\(\) has no answer"):
+        jit(lambda x: x * 2 if torch.is_grad_enabled() else x)(X)
 
 
 def test_code_of_installed_packages_is_not_followed() -> None:
@@ -594,3 +597,33 @@ def test_code_of_installed_packages_is_not_followed() -> None:
     assert len(taken.paths) < 40
     jt = JaggedTensor.from_lengths(torch.ones(3, 1), [1, 2])
     assert jit(twice)(jt).values.tolist() == [[2.0]] * 3
+
+
+def test_arrays_of_numpy_whose_attributes_and_methods_are_read() -> None:
+    names: dict[str, Any] = {"jit": jit, "a": np.array([1.0, 2.0]), "holder": types.SimpleNamespace(a=np.array([3.0]))}
+    text = "def f(x): return x * float(a.max()) + a.sum().item() + a.shape[0] + float(holder.a.mean())\ng = jit(f)"
+    cell(text, names)
+    check(names["g"], names["f"])
+    names["a"][1] = 7.0
+    check(names["g"], names["f"])
+    names["a"] = np.array([5.0, 1.0, 2.0])
+    check(names["g"], names["f"])
+    names["holder"].a = np.array([4.0, 6.0])
+    check(names["g"], names["f"])
+
+
+def test_modes_of_torch_that_are_asked_for() -> None:
+    def f(x: Any) -> Any:
+        x = x + 1 if torch.is_inference_mode_enabled() else x
+        return x - 5 if torch.are_deterministic_algorithms_enabled() else x
+
+    g = jit(f)
+    for _ in range(2):
+        check(g, f)
+        with torch.inference_mode():
+            check(g, f)
+        torch.use_deterministic_algorithms(True)
+        try:
+            check(g, f)
+        finally:
+            torch.use_deterministic_algorithms(False)
