@@ -19,6 +19,7 @@ from serrate.ir.tile import GRID, SERIAL, Axis, Loop, Statement, branch
 from serrate.ir.values import Constant, Value, call, constant
 from serrate.tiles.carried import Carried, finish
 from serrate.tiles.carried import carries as carries_of
+from serrate.tiles.containers import Contents, contents_now, require_unchanged
 from serrate.tiles.elementwise import block_value, broadcast_dims, cast
 from serrate.tiles.values import Condition, Feeder, Traced, TracedTensor, TracedTile, Unset, as_traced, shown_axes
 
@@ -85,6 +86,7 @@ class TracedLoop:
         self.stepped = False
         self.start = 0
         self.test: tuple[list[Statement], tuple[Less, ...]] | None = None
+        self.contents: Contents = []
         self.number = trace._loop_number
         trace._loop_number += 1
         trace.loops.append(self)
@@ -93,6 +95,7 @@ class TracedLoop:
         """Called if the loop turns out to run over tiles."""
         trace = self.trace
         self.outer, trace.block = trace.block, []
+        self.contents = contents_now()
         self.axes = axes
         trace.axes += axes
         if not trace.axes_open:
@@ -121,6 +124,7 @@ class TracedLoop:
         """Called before the test of a `while`: if the test is a runtime value, its statements belong to the loop."""
         trace = self.trace
         self.outer, trace.block = trace.block, []
+        self.contents = contents_now()
         trace.clock += 1
         self.start = trace.clock
 
@@ -288,6 +292,7 @@ class TracedLoop:
         trace.loops.remove(self)
         if self.outer is None:
             return
+        require_unchanged(self.contents, "a `while` on a runtime value" if self.test is not None else "a loop over tiles")
         carried = [
             Carried(
                 name,
@@ -347,6 +352,7 @@ class Branch:
         if self.known is not None:
             return self.known
         self.outer, self.trace.block = self.trace.block, []
+        self.contents = contents_now()
         return True
 
     def other(self) -> bool:
@@ -368,6 +374,7 @@ class Branch:
         """Called after both branches."""
         if self.known is not None:
             return
+        require_unchanged(self.contents, "an `if` on a runtime value")
         self.blocks[1], self.trace.block = self.trace.block, self.outer
         self.merged: dict[str, Any] = {}
         for name in {**self.sides[0], **self.sides[1]}:

@@ -74,9 +74,11 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
 
 
 def dot(trace: Trace, a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> Any:
-    """`hl.dot`: float32 for 16-bit operands, added to `acc` in its dtype."""
+    """`hl.dot`: float32 for 16-bit floats, int32 for integers of fewer than 32 bits; added to `acc` in its dtype."""
     a, b = as_traced(a), as_traced(b)
-    kind = out_dtype or (torch.float32 if a.dtype in SIXTEEN else torch.promote_types(a.dtype, b.dtype))
+    common = torch.promote_types(a.dtype, b.dtype)
+    narrow = not common.is_floating_point and common.itemsize < 4
+    kind = out_dtype or (torch.float32 if a.dtype in SIXTEEN else torch.int32 if narrow else common)
     if acc is None:
         return product(trace, a, b, kind)
     found: Any = acc + product(trace, a, b, acc.dtype)

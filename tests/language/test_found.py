@@ -580,3 +580,18 @@ def test_values_without_elements_are_refused(backend: str, what: str) -> None:
 
     with pytest.raises(KernelError, match="one of its dims has size 0"):
         k.on(backend)(torch.ones(2, 0 if what == "features" else 3), 0)
+
+
+def test_products_of_narrow_integers_are_summed_in_32_bits(backend: str) -> None:
+    @serrate.kernel
+    def k(x, w):
+        out = torch.zeros(x.size(0), w.size(1), dtype=torch.int32)
+        for m, n in hl.tile([x.size(0), w.size(1)], block_size=[4, 4]):
+            acc = hl.zeros([m, n], dtype=torch.int32)
+            for d in hl.tile(x.size(1), block_size=8):
+                acc += hl.dot(x[m, d], w[d, n])
+            out[m, n] = acc
+        return out
+
+    x, w = (torch.full(shape, 100, dtype=torch.int8) for shape in ((5, 16), (16, 6)))
+    assert k.on(backend)(x, w).tolist() == [[160000] * 6] * 5

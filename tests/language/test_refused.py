@@ -264,3 +264,66 @@ def test_a_tile_is_not_a_result() -> None:
 
     with pytest.raises(KernelError, match="returns a tile value"):
         k(X)
+
+
+def summed_in_a_list(x: torch.Tensor, sums: list[Any]) -> None:
+    for r in hl.grid(x.size(0)):
+        totals = [hl.zeros([]), 0]
+        for k in hl.grid(3):
+            totals[0] = totals[0] + x[r] * k
+        x[r] = totals[0]
+
+
+def changed_in_a_branch(x: torch.Tensor, sums: list[Any]) -> None:
+    for r in hl.grid(x.size(0)):
+        found = {"value": x[r], "inner": [0]}
+        if x[r] > 2:
+            found["inner"][0] = 1
+        x[r] = found["inner"][0]
+
+
+def appended_in_a_while(x: torch.Tensor, sums: list[Any]) -> None:
+    for r in hl.grid(x.size(0)):
+        seen: list[Any] = []
+        while x[r] < 5:
+            x[r] = x[r] + 1
+            seen.append(1)
+
+
+def appended_by_every_program(x: torch.Tensor, sums: list[Any]) -> None:
+    parts: list[Any] = []
+    for r in hl.grid(x.size(0)):
+        parts.append(x[r])
+        x[r] = parts[0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (summed_in_a_list, "totals, a list, changes in a loop over tiles: only names are carried"),
+        (changed_in_a_branch, "found, a list, changes in an `if` on a runtime value"),
+        (appended_in_a_while, "seen, a list, changes in a `while` on a runtime value"),
+        (appended_by_every_program, "parts, a list, changes in a loop over tiles"),
+    ],
+)
+def test_containers_that_change_in_a_loop(kernel: Callable[..., None], message: str) -> None:
+    """The change would happen once, while the loop is traced."""
+    with pytest.raises(KernelError, match=message):
+        serrate.kernel(kernel)(X.clone(), [])
+
+
+def test_containers_that_stay_as_they_are() -> None:
+    """They may be made anew in every iteration, and change in a loop that runs while the kernel is traced."""
+
+    @serrate.kernel
+    def k(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        for t in hl.tile(x.size(0)):
+            powers = [x[t]]
+            for _ in range(2):
+                powers.append(powers[-1] * x[t])
+            powers[0] = powers[0] * 10
+            out[t] = powers[0] + powers[1] + powers[2]
+        return out
+
+    assert torch.equal(k(X), X * 10 + X**2 + X**3)

@@ -119,6 +119,8 @@ def _shared(domain: IterDomain, own: IterDomain) -> IterDomain | None:
 def _component(x: TensorView) -> IterDomain:
     """The dim that selects one of several weights: the owner of the rows, or the third to last dim."""
     rows = [d for d in x.domains if isinstance(d, RaggedIterDomain)]
+    if not rows and x.ndim < 3:
+        raise ShapeError(f"matmul: {shown(x)} has no rows or matrices to pair with a batch of matrices; unsqueeze it first")
     return rows[-1].component if rows and any(d.uid == rows[-1].component.uid for d in x.domains) else x.domains[-3]
 
 
