@@ -20,6 +20,7 @@ from serrate.tensor.padding import check_padded, unpad
 from serrate.tensor.permuting import inverse, permute
 from serrate.tensor.positions import compact
 from serrate.tensor.structure import Structure
+from serrate.tensor.torch_private import is_transformed
 
 _WHY = "jt[key] = x"
 
@@ -91,7 +92,7 @@ def _within(target: Tensor, values: Tensor) -> bool:
 def _write_dense(target: Tensor, x: Any) -> None:
     if isinstance(x, JaggedBase):
         raise ShapeError(f"{_WHY}: the key selects no ragged dim, but x has shape {x.shape}: pass a tensor or a number")
-    target.copy_(_fitting(_tensor(x, target), target.shape, "the key selects"))
+    target.copy_(_apart(_fitting(_tensor(x, target), target.shape, "the key selects"), target))
 
 
 def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
@@ -110,6 +111,7 @@ def _write_ragged(target: Tensor, structure: Structure, x: Any) -> None:
     if source.dim() != packed:
         raise ShapeError(f"{_WHY}: the key selects {len(dims)} dims, but x has {len(dims) + source.dim() - packed}")
     there = existing(target, structure)
+    source = _apart(source, target)
     if there is None:
         target.copy_(_fitting(source, target.shape, "the values at the key have"))
         return
@@ -132,7 +134,7 @@ def _write_where(target: Tensor, structure: Structure, mask: Tensor | None, x: A
         )
     x = _tensor(x, target)
     inner = target.shape[target.dim() - _trailing(target, structure) :]
-    x = _fitting(x, inner, "every position holds")
+    x = _apart(_fitting(x, inner, "every position holds"), target)
     there = existing(target, structure)
     if mask is not None:
         there = mask if there is None else mask & there
@@ -185,3 +187,12 @@ def _fitting(x: Tensor, shape: torch.Size, who: str) -> Tensor:
         return x.expand(shape)
     except RuntimeError:
         raise ShapeError(f"{_WHY}: x of shape {tuple(x.shape)} does not fit: {who} shape {tuple(shape)}") from None
+
+
+def _apart(source: Tensor, target: Tensor) -> Tensor:
+    """The elements to write; a copy if they share memory with the target, so that all are read before any is written."""
+    if is_transformed(source) or is_transformed(target) or source.device != target.device:
+        return source
+    if source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
+        return source.clone()
+    return source
