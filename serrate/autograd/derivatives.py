@@ -87,7 +87,9 @@ def _of(g: Value, function: str, x: Value) -> Value:
 
 
 def _abs(g: Value, out: Value, x: Value) -> Adjoints:
-    return (select(is_("gt", x, 0.0), g, select(is_("lt", x, 0.0), minus(g))),)
+    # A product, as in torch: at 0, a gradient that is NaN or infinite gives NaN.
+    sign = select(is_("gt", x, 0.0), number(1.0, g), select(is_("lt", x, 0.0), number(-1.0, g)))
+    return (times(g, sign),)
 
 
 def _sigmoid(g: Value, out: Value, x: Value) -> Adjoints:
@@ -215,7 +217,7 @@ ELEMENTWISE: dict[str, Rule] = {
     "reciprocal": lambda g, out, x: (minus(times(g, _square(g, out))),),
     "sigmoid": _sigmoid,
     "tanh": lambda g, out, x: (times(g, _less(g, 1.0, _square(g, out))),),
-    "relu": lambda g, out, x: (select(is_("gt", x, 0.0), g),),
+    "relu": lambda g, out, x: (select(is_("le", x, 0.0), zero(g), g),),
     "silu": _silu,
     "gelu": _gelu,
     "erf": _bell(2.0 / _ROOT_PI),

@@ -143,3 +143,16 @@ def test_gradients_where_functions_change_their_form(name: str) -> None:
     found.sum().backward()
     wanted.sum().backward()
     torch.testing.assert_close(x.grad, theirs.grad)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.abs, torch.relu, lambda x: torch.sqrt(torch.abs(x)), lambda x: torch.abs(x) * torch.nan],
+    ids=["abs", "relu", "sqrt of abs", "abs times nan"],
+)
+def test_gradients_at_nan_and_zero_are_those_of_torch(function: Any) -> None:
+    values = torch.tensor([0.0, torch.nan, 1.0, -2.0, -0.0])
+    found, wanted = JaggedTensor.from_lengths(values.clone(), [2, 3]).requires_grad_(), values.clone().requires_grad_()
+    function(found).sum().backward()
+    function(wanted).sum().backward()
+    torch.testing.assert_close(found.grad.values, wanted.grad, rtol=0, atol=0, equal_nan=True)
