@@ -195,6 +195,7 @@ class _HookInserter:
     def statements(self, body: list[ast.stmt], live: frozenset[str] = frozenset()) -> list[ast.stmt]:
         """The statements with hooks; `live` are the names that are read after them."""
         out: list[ast.stmt] = []
+        body = _without_else(body)
         for k, s in enumerate(body):
             exposed, written = read_first(body[k + 1 :], set())
             live_after = frozenset(exposed | (live - written))
@@ -276,3 +277,14 @@ def _like(text: str, node: ast.stmt) -> list[ast.stmt]:
         for part in ast.walk(statement):
             ast.copy_location(part, head)
     return made
+
+
+def _without_else(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements in which what a loop does at its end follows it: no loop is left by `break`, which is refused."""
+    found: list[ast.stmt] = []
+    for s in body:
+        found.append(s)
+        if isinstance(s, (ast.For, ast.While)) and s.orelse:
+            found += _without_else(s.orelse)
+            s.orelse = []
+    return found

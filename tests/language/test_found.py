@@ -595,3 +595,27 @@ def test_products_of_narrow_integers_are_summed_in_32_bits(backend: str) -> None
 
     x, w = (torch.full(shape, 100, dtype=torch.int8) for shape in ((5, 16), (16, 6)))
     assert k.on(backend)(x, w).tolist() == [[160000] * 6] * 5
+
+
+def test_the_end_of_a_loop_that_runs_no_iteration(backend: str) -> None:
+    @serrate.kernel
+    def k(n):
+        out = torch.zeros(3, n.size(0))
+        for r in hl.grid(n.size(0)):
+            i = 0
+            while i < n[r]:
+                i = i + 1
+            else:
+                out[0, r] = 9
+            for _ in hl.grid(n[r]):
+                i = i + 10
+            else:
+                out[1, r] = i
+                for j in range(2):
+                    i = i + j
+                else:
+                    out[2, r] = i
+        return out
+
+    found = k.on(backend)(torch.tensor([0, 1, 2]))
+    assert found.tolist() == [[9, 9, 9], [0, 11, 22], [1, 12, 23]]
