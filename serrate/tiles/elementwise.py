@@ -155,6 +155,8 @@ def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwar
         whole = not a.dtype.is_floating_point and bool(dtypes) and _joined(dtypes) != torch.bool
         if weak and (whole or (floating and name not in ARITHMETIC)):
             value = call("cast", value, dtype=_joined(dtypes))
+        elif weak and not floating and value.dtype.is_floating_point:
+            value = call("cast", value, dtype=torch.get_default_dtype())
         made = fusion.input((2,), value.dtype)
         values[made.tensor] = value
         return Lifted(made.tensor, fusion) if weak and value.dtype.is_floating_point and name in ARITHMETIC and floating else made

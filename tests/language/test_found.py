@@ -619,3 +619,19 @@ def test_the_end_of_a_loop_that_runs_no_iteration(backend: str) -> None:
 
     found = k.on(backend)(torch.tensor([0, 1, 2]))
     assert found.tolist() == [[9, 9, 9], [0, 11, 22], [1, 12, 23]]
+
+
+def test_integers_times_a_number_have_the_default_dtype(backend: str) -> None:
+    """As in torch, whether the number is an argument or is written there."""
+
+    @serrate.kernel
+    def k(x, y, scale):
+        out = torch.zeros(2, x.size(0), dtype=torch.bool)
+        for t in hl.tile(x.size(0)):
+            out[0, t] = x[t] * scale == y[t]
+            out[1, t] = x[t] * 0.1 == y[t]
+        return out
+
+    for kind in (torch.int64, torch.int32, torch.uint8):
+        x = torch.arange(1, 5, dtype=kind)
+        assert k.on(backend)(x, x * 0.1, 0.1).all()
