@@ -1,0 +1,61 @@
+"""A ragged tensor broadcast against itself along another dim: a value for every pair of positions of a row.
+
+In: traced functions with one argument. Out: failures against plain torch, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from serrate import JaggedTensor, jit
+
+LENGTHS = [2, 0, 4, 1]
+
+
+def features() -> JaggedTensor:
+    return JaggedTensor.from_lengths(torch.randn(7, 2, generator=torch.Generator().manual_seed(0)), LENGTHS)
+
+
+PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "distances": (
+        lambda x: (x.unsqueeze(2) - x.unsqueeze(1)).abs().sum(-1),
+        lambda r: (r[:, None] - r[None]).abs().sum(-1),
+    ),
+    "mask": (lambda x: x.sum(2)[:, :, None] < x.sum(2)[:, None], lambda r: r.sum(1)[:, None] < r.sum(1)[None]),
+    "reduced": (lambda x: (x.unsqueeze(2) * x.unsqueeze(1)).exp().sum(2), lambda r: (r[:, None] * r[None]).exp().sum(1)),
+    "of another value": (lambda x: x.unsqueeze(2) + (x * 2).unsqueeze(1), lambda r: r[:, None] + 2 * r[None]),
+    "a bias of attention": (
+        lambda x: torch.softmax(x @ x.transpose(1, 2) - (x.unsqueeze(2) - x.unsqueeze(1)).abs().sum(-1), -1) @ x,
+        lambda r: torch.softmax(r @ r.T - (r[:, None] - r[None]).abs().sum(-1), -1) @ r,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_positions(name: str, backend: str) -> None:
+    ours, of_row = PAIRS[name]
+    x = features()
+    found = jit(ours, backend=backend)(x)
+    for own, row in zip(found.unbind(), x.unbind(), strict=True):
+        torch.testing.assert_close(own, of_row(row), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_gradients_of_pairs(backend: str) -> None:
+    x = features().requires_grad_()
+    jit(lambda x: (x.unsqueeze(2) - x.unsqueeze(1)).square().sum(), backend=backend)(x).backward()
+    values = features().values.requires_grad_()
+    torch.stack([(r[:, None] - r[None]).square().sum() for r in values.split(LENGTHS)]).sum().backward()
+    torch.testing.assert_close(x.grad.values, values.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_pairs_of_a_dense_dim() -> None:
+    w = torch.randn(5)
+    found = jit(lambda x, w: w[:, None] - w[None] + 0 * x.sum())(features(), w)
+    torch.testing.assert_close(found, w[:, None] - w[None])
