@@ -137,8 +137,22 @@ def _bits(name: str, args: Sequence[Any]) -> Value | None:
     return call(BITS[name], *(cast(s, kind).value for s in sides), dtype=kind)
 
 
+def _masked_fill(input: Any, mask: Any, value: Any) -> Value | None:
+    """`masked_fill` by a number that is only known at run time, such as an argument. None for a constant, which the front end's
+    definition serves; that definition tells numbers from lanes by their dims, and here every operand is one element."""
+    if not isinstance(value, Traced):
+        return None
+    if value.ndim:
+        refuse(f"masked_fill: value must be a number or a 0-dim tensor, got a value with {value.ndim} dims; use torch.where")
+    return pointwise(torch.where, "where", (mask, cast(value, as_traced(input).dtype), input), {})
+
+
 def pointwise(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     """The front end's definition of an elementwise function, for one element."""
+    if name == "masked_fill":
+        filled = _masked_fill(*args, **kwargs)
+        if filled is not None:
+            return filled
     operation = TensorView.operators.get(function) or TensorView.operators.get(name)
     if operation is None:
         refuse(f"{name} is not part of the tile language: {instead(name)}")

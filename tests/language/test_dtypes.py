@@ -401,3 +401,27 @@ def test_numbers_are_rounded_where_they_are_compared(dtype: torch.dtype, tile: A
     x = torch.tensor([0.1, 0.1001, 0.0999, -0.1, 0.3, 0.2999, 0.3001]).to(dtype)
     wanted = torch.stack([x == 0.1, x > 0.1, x == 0.3, x > 0.3], 1)
     assert torch.equal(ran(against, tile)(x, 0.3), wanted)
+
+
+@serrate.kernel
+def limited(jt: JaggedTensor, limit: float, fill: Any) -> JaggedTensor:
+    out = torch.empty_like(jt)
+    for b in hl.tile(jt.num_rows):
+        for t in hl.tile(jt.max_length):
+            x = jt[b, t]
+            out[b, t] = x.masked_fill(x > limit, value=fill)
+    return out
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_numbers_that_fill(dtype: torch.dtype, backend: str) -> None:
+    jt = ragged(dtype)
+    for fill in (-1, 2.5, torch.tensor(4.0)):
+        wanted = jt.values.masked_fill(jt.values > 0.5, fill)
+        assert torch.equal(limited.on(backend)(jt, 0.5, fill).values, wanted)
+
+
+def test_only_numbers_fill() -> None:
+    with pytest.raises(KernelError, match="value must be a number or a 0-dim tensor, got a value with 1 dims"):
+        limited(ragged(torch.float32), 0.5, torch.ones(1))
