@@ -508,7 +508,7 @@ class _Walk:
             return f"{var}.__dict__['environ']", os.environ, f"{path}.environ"
         if obj is torch.is_grad_enabled:
             raise TraceError(
-                f"{shown}() has no answer in a traced function, which serves calls with and without gradients: pass a flag"
+                f"{shown}() cannot be used in a traced function, which serves calls with and without gradients: pass a flag"
             )
         if callable(obj) and any(obj is mode for mode in MODES):
             self._check(f"{self._constant(obj)}() != {self._constant(obj())}", f"{shown}()")

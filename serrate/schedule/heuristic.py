@@ -169,7 +169,7 @@ def choose(
     if rows.longest * SHARES > rows.total:
         why = "even the longest row is short: a worker has finished it before another could help"
     else:
-        why = "no row is a large share of all, and rows fill their lanes: a worker for each leaves no lane idle"
+        why = "no row is a large share of all, and rows fill their lanes: one worker per row leaves no lanes idle"
     if target.keeps_rows:
         return Choice("maskless", {"keep_rows": row_bytes <= KEPT_BYTES}, why)
     plain = _of_numbers(rows, carried, mean)

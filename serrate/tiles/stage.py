@@ -254,10 +254,8 @@ class LoopStage(CompiledStage):
         if structures and structures[0].levels == 1 and self._multiplies and BACKENDS[self._backend].many_workers:
             options = {ONLY_IF_CUT: True} | self._product_sizes(structures[0])
             return CallFacts(Candidate("persistent_dynamic", tuple(options.items())), statistics, WHY_PRODUCTS)
-        usual, why = (
-            Candidate("maskless"),
-            "no row is so long that other workers would wait for it: a worker for each leaves no lane idle",
-        )
+        usual = Candidate("maskless")
+        why = "no row is so long that other workers would wait for it: one worker per row leaves no lanes idle"
         last = None
         for structure in structures:
             if structure is not last and _waits(structure, call.hints.distribution):

@@ -85,9 +85,9 @@ def expand_keys(key: Any, count: int) -> list[Any]:
     return keys
 
 
-def instead_of_size(x: Any) -> str:
-    """What to write instead of the size of a ragged dim as a bound; empty for other bounds."""
-    return ": use jt.max_length, rows end at their own length" if isinstance(x, RaggedSize) else ""
+def ragged_bound_hint(bound: Any) -> str:
+    """A suggestion for a message, if a loop bound is the size of a ragged dim; empty for other bounds."""
+    return ": use jt.max_length; each row still ends at its own length" if isinstance(bound, RaggedSize) else ""
 
 
 def loop_bounds(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool) -> list[tuple[Any, Any, Any]]:
