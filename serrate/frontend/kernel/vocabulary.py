@@ -150,3 +150,15 @@ def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     if a != b and {a, b} not in ({torch.float32, torch.float16}, {torch.float32, torch.bfloat16}):
         refuse(f"a matrix product of {a} and {b}: dtypes must be equal; convert one of them, with .to(...)")
     return carried_dtype(a if a == b else torch.float32) if a.is_floating_point else torch.int64
+
+
+def dot_dtype(left: torch.dtype, right: torch.dtype) -> torch.dtype:
+    """The dtype of an `hl.dot` of these dtypes: float32 for 16-bit floats, int32 for integers of fewer than 32 bits.
+
+    >>> dot_dtype(torch.bfloat16, torch.bfloat16), dot_dtype(torch.int8, torch.int16), dot_dtype(torch.int64, torch.int8)
+    (torch.float32, torch.int32, torch.int64)
+    """
+    common = torch.promote_types(left, right)
+    if common.is_floating_point:
+        return carried_dtype(common)
+    return torch.int32 if common.itemsize < 4 else common
