@@ -212,11 +212,11 @@ class LoopStage(CompiledStage):
         return plan(self.naive, "maskless", target, lanes)
 
     def fixed(self) -> Mapping[str, int]:
-        # No axis has such a name.
+        # With a dot, these cannot be names of axes.
         launch = {"Config.num_warps": self._options.warps, "Config.num_stages": self._options.stages}
         return self._options.lanes | {name: number for name, number in launch.items() if number is not None}
 
-    def settled(self) -> frozenset[str]:
+    def overridden(self) -> frozenset[str]:
         return frozenset() if self._options.warps is None else frozenset(("warps",))
 
     def _build(self, call: BoundCall, backend: str, chosen: Plan) -> BuiltProgram:
