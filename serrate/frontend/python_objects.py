@@ -46,7 +46,7 @@ MODES: tuple[Callable[[], object], ...] = (
     torch.are_deterministic_algorithms_enabled,
     torch.get_num_threads,
 )
-"""Functions of torch whose results are compared at every call of a traced function that uses them."""
+"""Functions that return modes of torch. If a traced function calls one, every later call compares its result."""
 HOOKS = ("forward", "_forward_hooks", "_forward_pre_hooks")
 """Attributes that calling a torch module reads."""
 PARTS = ("_parameters", "_buffers", "_modules")

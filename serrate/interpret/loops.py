@@ -31,8 +31,8 @@ from serrate.interpret.values import ConcreteTile, ConcreteValue, Unusable, valu
 
 
 class LoopRun:
-    """One execution of a `for` or `while` statement of a kernel. A `for` over anything but tiles is plain Python: it repeats its
-    body, as if the statements were written several times."""
+    """One execution of a `for` or `while` statement of a kernel. A `for` over anything but tiles is plain Python: it only repeats
+    its body, as if the statements were written several times."""
 
     def __init__(self, run: KernelRun, is_while: bool) -> None:
         self._run = run

@@ -164,8 +164,8 @@ def outline_of(key: Key, ragged: Sequence[tuple[int, JaggedTensor]], number: Cal
 
 
 def _stream(tensor: torch.Tensor) -> object:
-    """The stream that a call runs on: another one would not wait for the arrays of a binding. In a call that a CUDA graph
-    records, something that equals nothing: the graph must derive arrays from the offsets of every replay."""
+    """The stream of a call, because a call on another stream would not wait for the arrays of a binding. While a CUDA graph is
+    recorded, an object that equals no other: the graph must derive arrays from the offsets of every replay."""
     return object() if is_recorded(tensor) else stream_of(tensor.device)
 
 
@@ -433,7 +433,8 @@ def _launch(
 
 
 def refuse_capture() -> None:
-    """Raises because torch `is_captured`: a call would store its result in the graph as a constant, or have no memory to read."""
+    """Raises for a call while operations are captured (`is_captured`): its result would become a constant of the graph, or its
+    arguments have no memory."""
     raise CallError(
         "compiled programs cannot be captured by make_fx or torch.export, and do not run under FakeTensorMode: call them outside "
         "of these; torch.compile runs them between its graphs"

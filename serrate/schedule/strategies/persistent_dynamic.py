@@ -161,7 +161,7 @@ def _with_short_rows(
 
 
 def _require_products(program: TileProgram, target: Target) -> None:
-    """Raises where resident programs would mean nothing."""
+    """Raises if resident programs are not possible."""
     if not target.many_workers:
         raise ScheduleError("resident= is for GPUs: on a CPU, each thread computes many blocks anyway")
     if program.axes:
