@@ -133,7 +133,7 @@ class FusionStage(CompiledStage):
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
 
     def prepared(self, call: BoundCall) -> Prepared:
-        """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
+        """The cached `Prepared` for calls with these offsets and extents, for calls without a binding."""
         if call.computed or is_paused():
             return self.bound(call)
         modes = (settings.current().plans, is_batch_invariant(), is_deterministic(), stream_of(call.device))

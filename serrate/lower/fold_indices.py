@@ -4,7 +4,7 @@ In: the definitions of a fusion. Out: the same; definitions that only computed i
 
     T1[i] = floordiv(T0[i], 2);  T2[i, d] = x[T1[i], d]   ->   T2[i, d] = x[T0[i] // 2, d]
 
-An index that is read from memory must be complete before the stage that reads at it, so `T1` would be a stage of its own: another
+An index that is read from memory must be complete before the stage that uses it, so `T1` would need a separate stage: another
 launch on a GPU. A layer that sends each token to `k` experts reads the tokens at `order // k`.
 
 Long arithmetic is stored: folded, a sum that is used twice at each of `n` steps would be an expression of 2^n terms.

@@ -116,7 +116,7 @@ def _laid_out(shapes: Shapes) -> tuple[int, list[tuple[int, tuple[int, ...], tor
 
 
 class CallMemory:
-    """Allocates everything that a call needs: `outputs` tensors of their own, and then temporaries. Cheap to make, because calls
+    """Allocates everything that a call needs: the outputs, then temporaries (`scratch`). Cheap to create, because calls
     often differ in their sizes."""
 
     __slots__ = ("_device", "_outputs", "_scratch", "_shapes")

@@ -175,7 +175,7 @@ def choose(
     plain = _of_numbers(rows, carried, mean)
     sizes = {name.removeprefix("short_"): n for name, n in plain.items() if name not in ("chunk", "uncut")}
     if mean <= SHORT:
-        # As without lengths: most rows are short, whatever the longest.
+        # As if lengths were unknown: most rows are short, even if the longest is not.
         sizes |= {"short": True, "pivots": row_bytes <= PIVOT_BYTES}
     return Choice("maskless", sizes, why)
 

@@ -147,7 +147,7 @@ class TensorSources(NamedTuple):
     tensors: Sequence[TensorSource]
     aliasing: Aliasing
     bindable: bool
-    """False if every call must be bound anew: a loop that stores to offsets changes them without changing any key."""
+    """False if every call needs a new binding: a loop that stores to offsets changes them without changing any key."""
 
 
 NO_FLOATS = torch.empty(0, dtype=torch.float64, device="cpu")
@@ -197,7 +197,7 @@ class LoopStage(CompiledStage):
         return found.launched_with(self._options.warps, self._options.stages) if target.many_workers else found
 
     def _arranged(self, chosen: Candidate, target: Target) -> Plan:
-        """The plan that a candidate stands for, with warps and stages of its own."""
+        """The plan of a candidate, before the warps and stages that the user has fixed."""
         options, lanes = dict(chosen.options), dict(chosen.lanes) | self._options.lanes
         if not options.pop(ONLY_IF_CUT, False):
             return plan(self.naive, chosen.strategy, target, lanes, **options)

@@ -1,6 +1,6 @@
-"""Several tensors of indices in one key are paired, as in torch: values, gradients, and what is refused.
+"""Several index tensors in one key are paired, as in torch: values, gradients, refusals; `narrow`.
 
-In: traced functions, and ragged tensors of indices. Out: failures against torch's own indexing.
+In: traced functions, and ragged index tensors. Out: differences from torch's own indexing.
 """
 
 from __future__ import annotations

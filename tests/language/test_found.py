@@ -562,7 +562,7 @@ def test_names_that_statements_bind(backend: str) -> None:
 
 @pytest.mark.parametrize("what", ["slice", "range", "full", "features"])
 def test_values_without_elements_are_refused(backend: str, what: str) -> None:
-    """They once had one element, which was read past the end of memory."""
+    """They once had one element, which was read from past the end of the tensor."""
 
     @serrate.kernel
     def k(x, n):
@@ -622,7 +622,7 @@ def test_the_end_of_a_loop_that_runs_no_iteration(backend: str) -> None:
 
 
 def test_integers_times_a_number_have_the_default_dtype(backend: str) -> None:
-    """As in torch, whether the number is an argument or is written there."""
+    """As in torch, for arguments and for literals."""
 
     @serrate.kernel
     def k(x, y, scale):

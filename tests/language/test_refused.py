@@ -307,13 +307,13 @@ def appended_by_every_program(x: torch.Tensor, sums: list[Any]) -> None:
     ],
 )
 def test_containers_that_change_in_a_loop(kernel: Callable[..., None], message: str) -> None:
-    """The change would happen once, while the loop is traced."""
+    """The modification would happen only once, while the loop is traced."""
     with pytest.raises(KernelError, match=message):
         serrate.kernel(kernel)(X.clone(), [])
 
 
 def test_containers_that_stay_as_they_are() -> None:
-    """They may be made anew in every iteration, and change in a loop that runs while the kernel is traced."""
+    """They may be created in every iteration, and be modified in a loop that runs while the kernel is traced."""
 
     @serrate.kernel
     def k(x: torch.Tensor) -> torch.Tensor:
