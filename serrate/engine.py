@@ -17,8 +17,9 @@ import torch
 
 from serrate import logs, settings
 from serrate.errors import BackendError, CompilerMissing, SerrateError
-from serrate.ir.expr import Array, Expr, Symbol, shapes_function
+from serrate.ir.expr import Array, Expr, Symbol
 from serrate.ir.loops import LoopProgram
+from serrate.ir.size_functions import shapes_function
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role, Tensor
 from serrate.lower.passes.join_launches import join_launches

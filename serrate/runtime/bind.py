@@ -18,7 +18,7 @@ import torch
 from serrate.analysis.vectors import MustDivide
 from serrate.errors import CallError, DeviceError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Environment, Expr, Symbol, element, numbers_function, shape_function, size_function
+from serrate.ir.expr import Array, Environment, Expr, Symbol, element
 from serrate.ir.fusion import (
     AtLeastLongest,
     Check,
@@ -33,6 +33,7 @@ from serrate.ir.fusion import (
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.recipes import Largest
+from serrate.ir.size_functions import numbers_function, shape_function, size_function
 from serrate.ir.transforms import Merge
 from serrate.ir.traversal import arrays_of, traverse
 from serrate.runtime.arrays import derive, remembered

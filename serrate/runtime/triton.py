@@ -23,9 +23,10 @@ from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_
 from serrate.codegen.triton.module import Descriptor, Launch
 from serrate.codegen.triton.printer import print_triton
 from serrate.errors import BackendError
-from serrate.ir.expr import Array, Expr, Symbol, const, minimum, numbers_function
+from serrate.ir.expr import Array, Expr, Symbol, const, minimum
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
+from serrate.ir.size_functions import numbers_function
 from serrate.runtime import cache_folder
 from serrate.runtime.launch import Execute, Numbers, Tensors, device_workers
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, address, whole
