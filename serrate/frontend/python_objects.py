@@ -156,6 +156,11 @@ def slots_of(kind: type) -> tuple[str, ...]:
     return tuple(members) if kind.__flags__ & HEAP else ()
 
 
+def is_array(obj: Any) -> bool:
+    """Whether an object is an array, such as a NumPy array: the bytes of its contents are compared, not its attributes."""
+    return hasattr(type(obj), "tobytes")
+
+
 def wrapped_attribute(obj: Any) -> str | None:
     """The attribute of a wrapper that holds the function; only the function matters, not the wrapper's cache."""
     if isinstance(obj, type) or "__wrapped__" not in getattr(obj, "__dict__", ()) or isinstance(obj, types.FunctionType):
