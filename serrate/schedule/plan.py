@@ -197,7 +197,14 @@ class Recorder:
         """Adds a reason to the plan."""
         self.reasons.append(reason)
 
-    def plan(self, strategy: str, warps: int = 4, stages: int = 1) -> Plan:
-        tiles = tuple(dict.fromkeys(self.tiles))
-        steps, reasons = tuple(self.steps), tuple(self.reasons)
-        return Plan(strategy, steps, warps, stages, reasons=reasons, tiles=tiles, scheduled=self.program)
+    def plan(self, strategy: str, warps: int = 4, stages: int = 1, *, combines_lanes: bool = False) -> Plan:
+        return Plan(
+            strategy,
+            tuple(self.steps),
+            warps,
+            stages,
+            reasons=tuple(self.reasons),
+            combines_lanes=combines_lanes,
+            tiles=tuple(dict.fromkeys(self.tiles)),
+            scheduled=self.program,
+        )

@@ -128,8 +128,8 @@ def _pieces(
     finish = replace(target, widest=min(target.widest, FINISH[1]), finish=math.prod(FINISH)) if shares and apart else target
     schedule(recorder, target, PiecesOfRows(tile, piece, chunk, whole_rows, finish), lanes)
     warps = warps or warps_for(program, target, small=small, look_ups=look_ups)
-    made = recorder.plan("persistent_dynamic", warps, stages or stages_for(program, target, look_ups=look_ups))
-    return replace(made, combines_lanes=look_ups)
+    stages = stages or stages_for(program, target, look_ups=look_ups)
+    return recorder.plan("persistent_dynamic", warps, stages, combines_lanes=look_ups)
 
 
 def _longest(elements: int, shares: bool, work: RowWork, target: Target, phases: Sequence[Shape]) -> int:
