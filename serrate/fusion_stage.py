@@ -304,7 +304,7 @@ class FusionStage(CompiledStage):
         backend = self.owner.backend or default_backend(call.device)
         if self._named(backend) is None:
             return self.explained(call, backend, ready, self._call_facts(call, backend).why, self.known(call))
-        why = "it was scheduled by hand" if self.owner.hand else "it was asked for"
+        why = "it was scheduled by hand" if self.owner.hand else "it was requested"
         return self.explained(call, backend, ready, ONE_PLAN if is_batch_invariant() else why, None)
 
     def _buffers(self, call: BoundCall) -> Callable[[bool], Buffers]:

@@ -260,8 +260,8 @@ _doubles: OrderedDict[tuple[torch.device, int, bytes], torch.Tensor] = OrderedDi
 
 
 def doubles_on(device: torch.device, floats: Iterable[float]) -> torch.Tensor:
-    """Floats in device memory; those of recent calls are still there. The device fills them in, because a copy from the host
-    would wait for it. A call that a CUDA graph records gets its own."""
+    """Floats in device memory, cached for recent calls. The device fills them in, because a copy from the host would wait for the
+    device. A call that a CUDA graph records gets a tensor that is not cached."""
     given = array("d", floats)
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return _filled_in(device, given)

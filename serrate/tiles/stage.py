@@ -54,7 +54,7 @@ class Options:
 
     strategy: str | None = None
     backend: str | None = None
-    """Where nothing is asked for, what runs on the device of the arguments."""
+    """None for the default backend of the arguments' device."""
     blocks: tuple[int | None, ...] = ()
     lanes: dict[str, int] = field(default_factory=dict)
     """Lanes by axis name, overriding those that the strategy chooses."""
@@ -317,7 +317,7 @@ class LoopStage(CompiledStage):
         ready = ready._replace(plan=functools.reduce(Plan.because, self.reasons, ready.plan))
         if self._options.strategy is None:
             return self.explained(call, self._backend, ready, self._call_facts(items, call).why, self.known(items))
-        return self.explained(call, self._backend, ready, ONE_PLAN if self._options.alone else "it was asked for", None)
+        return self.explained(call, self._backend, ready, ONE_PLAN if self._options.alone else "it was requested", None)
 
     def variant(self, items: Items) -> Variant:
         """The program as it is built for these arguments."""

@@ -725,7 +725,7 @@ GPU_CALLS = [
     *_of(
         "serrate/schedule/statistics.py",
         ("tests/language/test_maxima.py", "-k", "cpp"),
-        ("if asked <= _guard(n) else [])", "if True else [])"),
+        ("if guard <= _guard(n) else [])", "if True else [])"),
     ),
     *_of(
         "serrate/codegen/triton/values.py",

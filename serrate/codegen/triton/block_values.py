@@ -141,10 +141,10 @@ class ValuePrinter(IndexPrinter):
             with self.protected(value.guard):
                 return self._existing(value, lanes)
         assert isinstance(value, Call), value
-        asked, rest = conditions_of(value) if value.function in ("lt", "le", "gt", "ge") else ((), value)
-        if asked and rest is None:
+        comparisons, rest = conditions_of(value) if value.function in ("lt", "le", "gt", "ge") else ((), value)
+        if comparisons and rest is None:
             # A comparison of positions: lanes have 32 bits.
-            return f"({self.condition(asked[0], lanes)})"
+            return f"({self.condition(comparisons[0], lanes)})"
         args = [self.value(a, lanes, guard) for a in value.args]
         if value.function == "cast":
             return self._cast(value, args[0])
@@ -234,8 +234,8 @@ class ValuePrinter(IndexPrinter):
         if isinstance(value, Load) and self.pointer(value.tensor, value.index, lanes)[1] != set(lanes):
             return None
         if isinstance(value, Held):
-            asked, number = self.absent.get(value.local.name, ((), None))
-            known = value.local.lanes == lanes and all(_is_implied(g, asked, lanes) for g in guard)
+            filled, number = self.absent.get(value.local.name, ((), None))
+            known = value.local.lanes == lanes and all(_is_implied(g, filled, lanes) for g in guard)
             return number if known and not self.single else None
         return self.others.get(self.shared.get((id(value), lanes, guard), ""))
 

@@ -98,7 +98,7 @@ def _of_rows(domain: IterDomain) -> bool:
 
 def block_size(asked: int | None, usual: int, target: Target) -> Sized:
     """The requested size, or else the usual one, rounded up to what the target supports."""
-    return rounded(Sized(asked, "asked for") if asked else usual, target)
+    return rounded(Sized(asked, "requested") if asked else usual, target)
 
 
 def shapes(program: TileProgram) -> list[Shape]:
