@@ -7,17 +7,15 @@ structure is derived from the old one. A place out of bounds gives 0 and touches
 from __future__ import annotations
 
 import builtins
-import functools
 import itertools
-import operator
 from collections.abc import Sequence
 
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.broadcast import apart, match
+from serrate.frontend.broadcast import apart, broadcast, index_into, match
 from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
-from serrate.frontend.ops.elementwise import add, cast, mul, typed
+from serrate.frontend.ops.elementwise import cast, typed
 from serrate.frontend.ops.levels import Part, inside, rebuilt
 from serrate.frontend.ops.reductions import amin
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
@@ -141,11 +139,11 @@ def index_together(x: TensorView, indices: Sequence[TensorView], dim: int) -> Te
                 f"several index tensors in one key select along dense dims only; dim {k} of {shown(x)} is ragged or counts rows"
             )
     integers = [_integers("index", each) for each in indices]
-    # The sum has the dims of all index tensors; adding it, which is zero, broadcasts each to these.
-    zero: TensorView = functools.reduce(operator.add, [mul(each, 0) for each in integers])
-    integers = [add(each, zero) for each in integers]
-    index_dims = apart(x.fusion, integers[0].domains, [d for k, d in enumerate(x.domains) if k not in indexed])
-    found: Places = tuple(_at(each, index_dims, _length("index", x, k)) for k, each in zip(indexed, integers, strict=True))
+    shared, _ = broadcast(x.fusion, "index by tensors", integers)
+    index_dims = apart(x.fusion, shared, [d for k, d in enumerate(x.domains) if k not in indexed])
+    found: Places = tuple(
+        _at(each, index_into(each, index_dims), _length("index", x, k)) for k, each in zip(indexed, integers, strict=True)
+    )
     domains = (*x.domains[:dim], *index_dims, *x.domains[indexed.stop :])
     places: Places = (*x.domains[:dim], *found, *x.domains[indexed.stop :])
     return pulled(x.fusion, x.dtype, domains, x.at(places))
