@@ -1,6 +1,6 @@
-"""Programs on which compiled kernels once gave other numbers than the interpreter, as small as they get.
+"""Regressions: minimal kernels that once failed, or gave other results than the interpreter or torch.
 
-In: kernels of a few lines, each called as it was when it failed. Out: a failure for a backend that differs from the interpreter.
+In: kernels of a few lines, each called as it was when it failed. Out: a failure for each backend that is wrong again.
 """
 
 from __future__ import annotations
