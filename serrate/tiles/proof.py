@@ -3,10 +3,9 @@
 In: the program of a kernel. Out: the carried values and stores for which this is not proven, and the inputs of a test.
 
 After its loop, a recognised reduction does not depend on how the row is cut into tiles; inside the loop, it covers only the
-tiles so far. If every iteration stores to the same elements, the last tile decides what they are. If a carried value is read
-inside its loop, or is not recognised, or if iterations overwrite each other's stores, the kernel runs on random data with tiles
-of one position, three positions, and the whole row. If the results agree, the tile size is "tested, not proven"; if not, the
-user must fix it.
+tiles so far. A store to the same place in every iteration leaves what the last tile gave. If a carried value is read inside its
+loop, or is not recognised, or if stores overwrite each other, the kernel runs on random data with tiles of one position, three
+positions, and the whole row. If the results agree, the tile size is "tested, not proven"; if not, the user must fix it.
 """
 
 from __future__ import annotations
@@ -31,36 +30,36 @@ FEW = 1 << 11
 """The most elements for which programs are tested on the reference backend, which needs no compiler."""
 
 
-Unproven: TypeAlias = Carry | Tensor
-"""A carried value, or an overwritten tensor, that may depend on a tile size."""
+Doubt: TypeAlias = Carry | Tensor
+"""A carried value, or a tensor that is overwritten, which may depend on a tile size."""
 
 
-def unproven(program: TileProgram) -> list[tuple[Axis, Unproven]]:
-    """Carried values and overwritten tensors that may depend on a tile size that the user left open."""
-    found: dict[Unproven, Axis] = {}
+def unproven(program: TileProgram) -> list[tuple[Axis, Doubt]]:
+    """Carried values and stores that may depend on a tile size that the user left open."""
+    found: dict[Doubt, Axis] = {}
     for node in (n for phase in program.phases for n in statements(phase.body)):
         if isinstance(node, Loop) and node.kind is SERIAL:
             axis = program.axis_of(node.domain)
             if axis is not None and axis.block is None:
-                varying = {s for a in program.axes if a.original is axis for s in _symbols(a)}
-                here: list[Unproven] = [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
-                here += _overwritten(node, varying)
-                found |= {each: axis for each in here if each not in found}
+                own = {s for a in program.axes if a.original is axis for s in _symbols(a)}
+                doubtful: list[Doubt] = [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
+                doubtful += _overwritten(node, own)
+                found |= {each: axis for each in doubtful if each not in found}
     return [(axis, each) for each, axis in found.items()]
 
 
-def name_of(each: Unproven) -> str:
-    """The name in messages."""
+def named(each: Doubt) -> str:
+    """Its name in messages."""
     return each.name if isinstance(each, Tensor) else str(each)
 
 
-def _overwritten(loop: Loop, varying: set[Symbol]) -> Iterator[Tensor]:
-    """The tensors of which every iteration of a loop stores the same elements. `varying` are the symbols of the loop's axis; an
-    index from memory may vary too."""
+def _overwritten(loop: Loop, own: set[Symbol]) -> Iterator[Tensor]:
+    """Tensors that every iteration of a loop, with its `own` symbols, stores to at the same place. (Which place an index from
+    memory selects is not known.)"""
     for node in statements(loop.body):
         if isinstance(node, Write) and not node.add:
             used = {s for e in node.index for s in e.symbols}
-            if not used & varying and names_in(*node.index) == {s.name for s in used}:
+            if not used & own and names_in(*node.index) == {s.name for s in used}:
                 yield node.tensor
 
 
@@ -112,7 +111,7 @@ def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
     return True
 
 
-def refusal(values: Sequence[tuple[Axis, Unproven]], tiles: Sequence[int]) -> KernelError:
+def refusal(values: Sequence[tuple[Axis, Doubt]], tiles: Sequence[int]) -> KernelError:
     """The error for values that depend on the size of a tile."""
     stores = [(axis, each) for axis, each in values if isinstance(each, Tensor)]
     if len(stores) == len(values):
@@ -123,7 +122,7 @@ def refusal(values: Sequence[tuple[Axis, Unproven]], tiles: Sequence[int]) -> Ke
             "Accumulate in the loop (total = total + ...) and store after it, or fix the tile, as in hl.tile(..., block_size=16)"
         )
     axis, carry = next((axis, each) for axis, each in values if not isinstance(each, Tensor))
-    names = ", ".join(dict.fromkeys(name_of(each) for _, each in values if not isinstance(each, Tensor)))
+    names = ", ".join(dict.fromkeys(named(each) for _, each in values if not isinstance(each, Tensor)))
     return KernelError(
         f"{names}, carried around {axis}, depends on how rows are cut into tiles: it is not a recognised reduction (sum, prod, "
         "max, min, any, all, products, statistics rescaled by a maximum) that is read after its loop, and tiles of "

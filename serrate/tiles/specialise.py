@@ -26,7 +26,7 @@ from serrate.tensor import JaggedTensor
 from serrate.tiles.implied_conditions import without_implied
 from serrate.tiles.loops import RetraceFacts, RetraceNeeded
 from serrate.tiles.memory import TracedRows, first_of
-from serrate.tiles.proof import Unproven, agree, at_random, backend_to_try, name_of, refusal, tiles_to_try, unproven
+from serrate.tiles.proof import Doubt, agree, at_random, backend_to_try, named, refusal, tiles_to_try, unproven
 from serrate.tiles.signature import counts_of, paths_of, sizes_of, widths
 from serrate.tiles.source import DeviceLoop
 from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Fixed, Items, Path, Places, names_of
@@ -161,11 +161,11 @@ class LoopPrograms:
         doubtful = unproven(program)
         if doubtful:
             self._try(program, sources, env, doubtful)
-            names = ", ".join(dict.fromkeys(name_of(each) for _, each in doubtful))
+            names = ", ".join(dict.fromkeys(named(each) for _, each in doubtful))
             made.reasons = (f"the tiles around {names}: tested, not proven",)
         return made
 
-    def _try(self, program: TileProgram, sources: ArgumentSources, env: Env, doubtful: Sequence[tuple[Axis, Unproven]]) -> None:
+    def _try(self, program: TileProgram, sources: ArgumentSources, env: Env, doubtful: Sequence[tuple[Axis, Doubt]]) -> None:
         """Raises if the results depend on the tile size."""
         tiles = tiles_to_try(env)
         found = []
