@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: tensors on it, and launches of Triton kernels that do nothing.
+"""A fake CUDA device: tensors on it, and launches of Triton kernels that do nothing.
 
 In: a torch that was built for CPUs. Out: `install`, after which programs run as on a GPU up to the launch of each kernel, so that
 the host's time for a call can be measured without one. Results of kernels are garbage; offsets are still checked.
@@ -33,9 +33,9 @@ launches: list[int] = [0]
 stream: list[int] = [0]
 """The address of the current stream."""
 waits: list[Any] = []
-"""The streams that others have waited for."""
+"""The stream of each `wait_stream`."""
 kept_for: list[Any] = []
-"""The streams that memory of others is kept for."""
+"""The stream of each `record_stream`."""
 
 
 def install() -> None:
@@ -43,7 +43,7 @@ def install() -> None:
     if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         raise RuntimeError("the device stands in for a GPU only in a torch that was built for CPUs")
     torch.ops.load_library(str(_built()))  # type: ignore[no-untyped-call]
-    there: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda *_: None,
@@ -52,7 +52,7 @@ def install() -> None:
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=WORKERS, name="none", total_memory=1 << 37),
         "get_device_name": lambda *_: "none",
     }
-    for name, function in there.items():
+    for name, function in replacements.items():
         setattr(torch.cuda, name, function)
     torch.Tensor.record_stream = lambda self, on: kept_for.append(on)  # type: ignore[method-assign, assignment]
     driver.set_active(SimpleNamespace(get_current_stream=lambda index: 0))
@@ -94,7 +94,7 @@ def _summary(*given: Any) -> None:
     launches[0] += 1
     offsets, found, count = given[-3:]
     numbers = (ctypes.c_int64 * count).from_address(offsets)
-    # Nothing looks at the extremes but hints, which there are none of.
+    # Only hints read the extremes, and there are no hints.
     (ctypes.c_int64 * NUMBERS).from_address(found)[:] = [numbers[0], numbers[count - 1], 0, 0]
 
 

@@ -42,7 +42,7 @@ from serrate.compiled import Compiled
 TASKS: dict[str, GpuTask] = {**FORWARD, **BOTH_PASSES}
 DEVICE = "cuda"
 PRODUCTS, RESIDENT = ("grouped matmul", "experts", "mixture of experts"), (1, 2)
-"""Tasks that are also timed with programs that stay on their multiprocessor, and how many of them."""
+"""Tasks that are also timed with resident programs, and the numbers of these on each multiprocessor."""
 HOST = ("warm", "new offsets", "construction")
 SMALL = 64
 """Rows of the data on which host time is measured, so that the device is done before the host is."""
@@ -124,15 +124,15 @@ def _ours(work: Work, told: bool) -> Run:
 
 
 def _resident(work: Work, programs: int) -> Run:
-    """The same with so many programs on each multiprocessor, which compute one block of a product after another: a plan that is
-    used only where it was measured to be faster."""
+    """The call under a plan that is used only where it was measured to be faster: so many programs stay on each multiprocessor,
+    and compute one block of a product after another."""
     arguments = work.arguments(work.data.tensor())
-    call, given = work.call.compiled(*arguments) if isinstance(work.call, Jitted) else (work.call, list(arguments))
+    call, tensors = work.call.compiled(*arguments) if isinstance(work.call, Jitted) else (work.call, list(arguments))
     assert isinstance(call, Compiled)
     planned = call.fusion.compile("triton", strategy="persistent_dynamic", resident=programs)
-    wanted, got = work.call(*arguments), planned(*given)
-    assert torch.equal(*(x.values if isinstance(x, JaggedTensor) else x for x in (wanted, got))), "other bits"
-    return partial(planned, *given)
+    expected, found = work.call(*arguments), planned(*tensors)
+    assert torch.equal(*(x.values if isinstance(x, JaggedTensor) else x for x in (expected, found))), "results differ"
+    return partial(planned, *tensors)
 
 
 def _percents(work: Work, runs: dict[str, Run], rounds: int) -> tuple[float, dict[str, float]]:

@@ -17,8 +17,9 @@ import torch
 
 from serrate import logs, settings
 from serrate.errors import BackendError, CompilerMissing, SerrateError
-from serrate.ir.expr import Array, Expr, Symbol, shapes_function
+from serrate.ir.expr import Array, Expr, Symbol
 from serrate.ir.loops import LoopProgram
+from serrate.ir.size_functions import shapes_function
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role, Tensor
 from serrate.lower.passes.join_launches import join_launches
@@ -184,8 +185,8 @@ class CompiledStage(ABC):
         """Tile sizes by axis, and options of launches, that the user has fixed besides the program: part of the key of what is
         remembered about it."""
 
-    def settled(self) -> frozenset[str]:
-        """Options of strategies that are not tried, because the user's choice replaces them."""
+    def overridden(self) -> frozenset[str]:
+        """Options of strategies that are not varied, because a choice of the user replaces them."""
         return frozenset()
 
     def header(self, chosen: Plan) -> str:
@@ -258,7 +259,7 @@ class CompiledStage(ABC):
         found = self._spaces.get(key)
         if found is None:
             found = self._spaces[key] = space_of(
-                self.naive, usual, BACKENDS[backend], key[2], self.fixed(), key[3], self.settled()
+                self.naive, usual, BACKENDS[backend], key[2], self.fixed(), key[3], self.overridden()
             )
         return found
 

@@ -133,7 +133,7 @@ class FusionStage(CompiledStage):
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
 
     def prepared(self, call: BoundCall) -> Prepared:
-        """The cached `Prepared` for calls with these offsets and extents, for calls that are bound anew every time."""
+        """The cached `Prepared` for calls with these offsets and extents, for calls without a binding."""
         if call.computed or is_paused():
             return self.bound(call)
         modes = (settings.current().plans, is_batch_invariant(), is_deterministic(), stream_of(call.device))
@@ -304,7 +304,7 @@ class FusionStage(CompiledStage):
         backend = self.owner.backend or default_backend(call.device)
         if self._named(backend) is None:
             return self.explained(call, backend, ready, self._call_facts(call, backend).why, self.known(call))
-        why = "it was scheduled by hand" if self.owner.hand else "it was asked for"
+        why = "it was scheduled by hand" if self.owner.hand else "it was requested"
         return self.explained(call, backend, ready, ONE_PLAN if is_batch_invariant() else why, None)
 
     def _buffers(self, call: BoundCall) -> Callable[[bool], Buffers]:
@@ -321,16 +321,16 @@ class LibraryStage(NamedTuple):
 
     function: str
     tensors: tuple[str, ...]
-    """The names of those that it takes."""
+    """The names of its arguments."""
     shapes: tuple[ShapeReader | None, ...]
-    """The shapes that it takes them in, if not in their own."""
+    """For each argument, the shape to view it in; None for its own shape."""
     options: tuple[Any, ...]
-    """Each a number, or a function of a call."""
+    """Numbers, or functions of a call that return numbers."""
     targets: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, call: Library, binder: Binder) -> LibraryStage:
-        """Everything about a library call that can be worked out before the first call of the fusion."""
+        """A library call, with everything that can be determined before the first call of the fusion."""
         given = [v.tensor for v in call.values if isinstance(v, Read)]
         shapes: list[ShapeReader | None] = []
         for tensor in given:
@@ -340,7 +340,7 @@ class LibraryStage(NamedTuple):
         return cls(call.function, tuple(t.memory.name for t in given), tuple(shapes), options, tuple(call.targets))
 
     def run(self, call: BoundCall, tensors: Mapping[str, torch.Tensor], backend: str) -> tuple[torch.Tensor, ...]:
-        """Calls the function, given the tensors of a call by name."""
+        """Runs the library function on the tensors of a call, which are given by name."""
         shaped = zip(self.tensors, self.shapes, strict=True)
         given = [tensors[name] if shape is None else tensors[name].view(shape(call)) for name, shape in shaped]
         return library.run(self.function, given, [each(call) if callable(each) else each for each in self.options], backend)

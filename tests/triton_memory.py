@@ -1,9 +1,9 @@
-"""Checks of memory for Triton's interpreter, of what a GPU does not notice: accesses outside of tensors, and races of threads.
+"""Memory checks for Triton's interpreter, of errors that a GPU does not report: accesses outside of tensors, and data races.
 
 In: the interpreter, and the modules of the runtime that allocate. Out: the same, patched so that
 
 - every unmasked lane of a load, a store or an atomic must lie in the tensor that its pointer was made from,
-- a program reads what it has stored itself only after a barrier, because another of its threads may have stored it,
+- a program reads what it has stored only after a barrier, because another of its threads may have stored it,
 - memory that nothing wrote holds garbage, which as an index is far out of bounds,
 - so do quotients and remainders of integers divided by zero, which are undefined on a GPU.
 """

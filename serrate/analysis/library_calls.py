@@ -111,10 +111,10 @@ class _Definitions:
             if not isinstance(v, Read) or v.tensor.role is Role.INPUT:
                 return None
             if v not in known:
-                known[v] = inlined(v)
+                known[v] = stored_value(v)
             return known[v]
 
-        def inlined(v: Read) -> Value | None:
+        def stored_value(v: Read) -> Value | None:
             nonlocal strange
             store = self.stores.get(v.tensor)
             if store is None:

@@ -1,6 +1,6 @@
-"""Everything that users call leaves the graphs of `torch.compile`: Dynamo would trace the compiler instead of running it.
+"""Graph breaks: `torch.compile` runs everything that users call outside of its graphs. Otherwise it would trace the compiler.
 
-In: the names that a package exports. Out: the same functions and classes, marked for Dynamo. The package itself calls this, last.
+In: what a package exports. Out: the same functions and classes, marked for Dynamo. `serrate/__init__.py` calls this last.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from serrate.tensor.torch_private import leave_graph
 from serrate.tiles.host import CompiledKernel
 
 CALLABLE = (Eager, Jitted, Kernel, DerivedKernel, DifferentiableKernel, CompiledKernel, Compiled)
-"""What users call without naming the class."""
+"""Classes that are not exported, but whose instances users call."""
 
 
 def leave_graphs(exported: Iterable[Any]) -> None:
     """Marks functions, and the methods and properties of classes."""
     seen: set[int] = set()
-    for each in (*exported, *CALLABLE):
-        for function in _functions(each, seen):
+    for function_or_class in (*exported, *CALLABLE):
+        for function in _functions(function_or_class, seen):
             leave_graph(function)
 
 
-def _functions(each: Any, seen: set[int]) -> Iterator[types.FunctionType]:
-    """The functions of this package that are found in an attribute, each once."""
-    if id(each) in seen:
+def _functions(attribute: Any, seen: set[int]) -> Iterator[types.FunctionType]:
+    """The functions of this package that an attribute consists of, without those already seen."""
+    if id(attribute) in seen:
         return
-    seen.add(id(each))
-    inside: list[Any] = []
-    match each:
-        case types.FunctionType() if each.__module__.startswith("serrate"):
-            yield each
+    seen.add(id(attribute))
+    inner: list[Any] = []
+    match attribute:
+        case types.FunctionType() if attribute.__module__.startswith("serrate"):
+            yield attribute
         case staticmethod() | classmethod():
-            inside = [each.__func__]
+            inner = [attribute.__func__]
         case property():
-            inside = [each.fget, each.fset]
+            inner = [attribute.fget, attribute.fset]
         case type():
-            inside = [x for base in each.__mro__ if base.__module__.startswith("serrate") for x in vars(base).values()]
-    for attribute in inside:
-        if not (isinstance(each, type) and isinstance(attribute, type)):
-            yield from _functions(attribute, seen)
+            bases = (base for base in attribute.__mro__ if base.__module__.startswith("serrate"))
+            inner = [x for base in bases for x in vars(base).values() if not isinstance(x, type)]
+    for each in inner:
+        yield from _functions(each, seen)

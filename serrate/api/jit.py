@@ -239,17 +239,16 @@ class Jitted:
         return binding(leaves)
 
     def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Copied and pickled like a function, by name, where a module holds it; otherwise by what it traces."""
+        """Like a function, it is copied and pickled by name if its module holds it; otherwise, with the function it traces."""
         return global_name(self) or (self._same, (self.fn,))
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # type checkers would otherwise accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            of = self.__dict__.get("fn")
-            instead = (
-                f": use jitted.fn.{name}, of the module itself" if isinstance(of, torch.nn.Module) and hasattr(of, name) else ""
-            )
-            raise AttributeError(f"a function made by serrate.jit has no attribute {name!r}{instead}", name=name, obj=self)
+            traced = self.__dict__.get("fn")
+            is_of_module = isinstance(traced, torch.nn.Module) and hasattr(traced, name)
+            hint = f", but its module has one: write jitted.fn.{name}" if is_of_module else ""
+            raise AttributeError(f"a function returned by serrate.jit has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __get__(self, owner: Any, kind: Any = None) -> Jitted:
         """The method of an object."""

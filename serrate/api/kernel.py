@@ -272,7 +272,7 @@ class Kernel:
         return lambda *args, **kwargs: interpret(self._source, args, kwargs, block_sizes=sizes, block=tile, check=check)
 
     def __reduce__(self) -> str | tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Copied and pickled like a function, by name, where a module holds it; otherwise by its function."""
+        """Like a function, it is copied and pickled by name if its module holds it; otherwise, with its function and settings."""
         return global_name(self) or (type(self), (self.fn, self.config, self.asked, self.policy))
 
     def __repr__(self) -> str:

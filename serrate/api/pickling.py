@@ -1,6 +1,6 @@
-"""The name of a decorated function, for pickling: as Python pickles functions, by where they are found.
+"""The name under which a decorated function is pickled, as Python pickles functions.
 
-In: what a decorator returned. Out: its name within its module, or None.
+In: what a decorator returned. Out: its name in its module, or None.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def global_name(decorated: Any) -> str | None:
-    """The dotted name under which the module of a function holds what its decorator returned; None if it does not.
+    """The dotted name under which a function's module holds the result of its decorator; None if the module holds something else.
 
     >>> import serrate
     >>> global_name(serrate.jit(lambda x: x)) is None

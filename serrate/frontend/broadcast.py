@@ -48,7 +48,7 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
                     match(fusion, f"{operation} of {_operands(views)}, dim {dim}", chosen, other, later)
                 except ShapeError as error:
                     raise ShapeError(f"{error}{_per_row(fusion, rank, ordered)}") from None
-        result.append(_again(fusion, chosen) if any(d.uid == chosen.uid for d in result) else chosen)
+        result.append(_second_index(fusion, chosen) if any(d.uid == chosen.uid for d in result) else chosen)
     result = [_counted_here(fusion, dim - rank, result, ordered) for dim in range(rank)]
     return tuple(result), [index_into(view, result) for view in views]
 
@@ -106,8 +106,8 @@ def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIte
     )
 
 
-def _again(fusion: Fusion, domain: IterDomain) -> IterDomain:
-    """A second index over the extent of a dim that is in the result already, as in `x.unsqueeze(2) - x.unsqueeze(1)`."""
+def _second_index(fusion: Fusion, domain: IterDomain) -> IterDomain:
+    """A second index over the extent of a dim that the result already has, as in `x.unsqueeze(2) - x.unsqueeze(1)`."""
     if isinstance(domain, RaggedIterDomain):
         return under(domain.component, domain, fusion.fresh("r"))
     return apart(fusion, [domain], [domain])[0]

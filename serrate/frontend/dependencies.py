@@ -57,6 +57,7 @@ from serrate.frontend.python_objects import (
     differs,
     has_stable_code,
     in_mro,
+    is_array,
     is_foreign,
     is_generator,
     is_library,
@@ -277,7 +278,7 @@ class _Walk:
             return True
         if isinstance(obj, (*CONTAINERS, torch.nn.Module, torch.Tensor, JaggedTensor, weakref.ref, *TRANSPARENT)):
             return False
-        if wrapped_attribute(obj) is not None or hasattr(type(obj), "tobytes"):
+        if wrapped_attribute(obj) is not None or is_array(obj):
             return False
         if (type(obj).__module__.partition(".")[0]) in ("torch", "serrate"):
             return True
@@ -311,7 +312,7 @@ class _Walk:
         elif isinstance(obj, types.ModuleType):
             for name in self._known:
                 self._of_module(var, obj, name, path)
-        elif hasattr(type(obj), "tobytes"):
+        elif is_array(obj):
             contents = self._constant((obj.tobytes(), str(getattr(obj, "dtype", "")), getattr(obj, "shape", ())))
             self._check(f"({var}.tobytes(), str(getattr({var}, 'dtype', '')), getattr({var}, 'shape', ())) != {contents}", path)
         elif not self._is_opaque(obj):
@@ -463,8 +464,8 @@ class _Walk:
     def _has_attributes(self, obj: Any) -> bool:
         if isinstance(obj, types.FunctionType):
             return not has_stable_code(obj)
-        plain = isinstance(obj, tuple(TRANSPARENT)) or hasattr(type(obj), "tobytes") or wrapped_attribute(obj) is not None
-        return not (plain or self._is_opaque(obj))
+        visited_as_a_whole = isinstance(obj, tuple(TRANSPARENT)) or is_array(obj) or wrapped_attribute(obj) is not None
+        return not (visited_as_a_whole or self._is_opaque(obj))
 
     def _object(self, var: str, obj: Any, path: str) -> None:
         """Reads all attributes of an object that any reachable code may read."""
@@ -508,7 +509,7 @@ class _Walk:
             return f"{var}.__dict__['environ']", os.environ, f"{path}.environ"
         if obj is torch.is_grad_enabled:
             raise TraceError(
-                f"{shown}() has no answer in a traced function, which serves calls with and without gradients: pass a flag"
+                f"{shown}() cannot be used in a traced function, which serves calls with and without gradients: pass a flag"
             )
         if callable(obj) and any(obj is mode for mode in MODES):
             self._check(f"{self._constant(obj)}() != {self._constant(obj())}", f"{shown}()")

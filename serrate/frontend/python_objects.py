@@ -46,7 +46,7 @@ MODES: tuple[Callable[[], object], ...] = (
     torch.are_deterministic_algorithms_enabled,
     torch.get_num_threads,
 )
-"""Functions of torch whose results are compared at every call of a traced function that uses them."""
+"""Functions that return modes of torch. If a traced function calls one, every later call compares its result."""
 HOOKS = ("forward", "_forward_hooks", "_forward_pre_hooks")
 """Attributes that calling a torch module reads."""
 PARTS = ("_parameters", "_buffers", "_modules")
@@ -154,6 +154,11 @@ def slots_of(kind: type) -> tuple[str, ...]:
     """The slots of a class defined in Python."""
     members = (name for base in kind.__mro__ for name, raw in vars(base).items() if isinstance(raw, types.MemberDescriptorType))
     return tuple(members) if kind.__flags__ & HEAP else ()
+
+
+def is_array(obj: Any) -> bool:
+    """Whether an object is an array, such as a NumPy array: the bytes of its contents are compared, not its attributes."""
+    return hasattr(type(obj), "tobytes")
 
 
 def wrapped_attribute(obj: Any) -> str | None:

@@ -24,15 +24,15 @@ import torch
 
 from serrate.errors import RaggedSizeError
 from serrate.frontend.kernel.machine import BlockSize, current, refuse, user_frame
-from serrate.frontend.kernel.vocabulary import instead_of_size, loop_bounds
+from serrate.frontend.kernel.vocabulary import loop_bounds, ragged_bound_hint
 from serrate.interpret.axes import ConcreteAxis, FedLanes, LaneMask, Pending
 from serrate.interpret.run import KernelRun
 from serrate.interpret.values import ConcreteTile, ConcreteValue, Unusable, value_of
 
 
 class LoopRun:
-    """One execution of a `for` or `while` statement of a kernel. A `for` over anything but tiles is plain Python: it repeats its
-    body, as if the statements were written several times."""
+    """One execution of a `for` or `while` statement of a kernel. A `for` over anything but tiles is plain Python: it only repeats
+    its body, as if the statements were written several times."""
 
     def __init__(self, run: KernelRun, is_while: bool) -> None:
         self._run = run
@@ -194,7 +194,7 @@ def number_of(x: Any, what: str) -> int:
     try:
         return x.__index__()  # type: ignore[no-any-return]
     except (AttributeError, RaggedSizeError):
-        refuse(f"{what}: bounds must be integers, not a {type(x).__name__}{instead_of_size(x)}")
+        refuse(f"{what}: bounds must be integers, not a {type(x).__name__}{ragged_bound_hint(x)}")
 
 
 def ranges(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool = False) -> ConcreteRange:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from serrate.frontend.kernel.machine import current, refuse
-from serrate.frontend.kernel.vocabulary import product_dtype
+from serrate.frontend.kernel.vocabulary import dot_dtype, product_dtype
 from serrate.interpret.axes import FedLanes, LaneMask, meet
-from serrate.interpret.values import SIXTEEN, ConcreteValue, held_in, value_of
+from serrate.interpret.values import ConcreteValue, held_in, value_of
 
 Dims = int | Sequence[int] | None
 Picked = namedtuple("Picked", "values indices")
@@ -298,13 +298,10 @@ def _contracted(x: ConcreteValue, contracted: int, free: int) -> Tensor:
 
 
 def dot(a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> Any:
-    """`hl.dot`: float32 for 16-bit floats, int32 for integers of fewer than 32 bits; added to `acc` in its dtype."""
+    """`hl.dot`: has `dot_dtype`, or is added to `acc` in its dtype."""
     a, b = value_of(a), value_of(b)
-    common = torch.promote_types(a.dtype, b.dtype)
-    narrow = not common.is_floating_point and common.itemsize < 4
-    kind = out_dtype or (torch.float32 if a.dtype in SIXTEEN else torch.int32 if narrow else common)
     if acc is None:
-        return matmul(a, b, kind)
+        return matmul(a, b, out_dtype or dot_dtype(a.dtype, b.dtype))
     return (acc + matmul(a, b, acc.dtype)).to(out_dtype or acc.dtype)
 
 

@@ -1,6 +1,7 @@
 """Dependencies of domains and values: one walk over domains, transforms and arrays.
 
-In: a domain. Out: everything it depends on, each node once, nearest first. And the arrays that domains or a value depend on.
+In: a domain, or a value. Out: everything a domain depends on, each node once, nearest first; the arrays that domains or a value
+depend on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def traverse(domain: IterDomain) -> tuple[IterDomain | Transform | Array, ...]:
             continue
         found[key] = node
         if isinstance(node, IterDomain):
-            pending.extend(_behind(node))
+            pending.extend(_direct_dependencies(node))
         elif isinstance(node, Array):
             pending.extend(sorted(node.recipe.arrays if node.recipe is not None else (), key=str))
         else:
@@ -56,7 +57,7 @@ def arrays_in(value: Value) -> frozenset[Array]:
     return frozenset(found)
 
 
-def _behind(domain: IterDomain) -> Iterator[IterDomain | Transform | Array]:
+def _direct_dependencies(domain: IterDomain) -> Iterator[IterDomain | Transform | Array]:
     expressions = [domain.extent_expr]
     if isinstance(domain, RaggedIterDomain):
         yield domain.component

@@ -408,7 +408,7 @@ class TensorView:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in cls.operators:
             name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
-            raise CallError(f"{name} is not supported in a traced function ({user_line()}); call it before or after")
+            raise CallError(f"{name} is not supported in a traced function ({user_line()}); call it outside of the function")
         return cls.operators[function](*args, **(kwargs or {}))
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -450,7 +450,9 @@ class TensorView:
         if name in TensorView.instead:
             raise TraceAttributeError(f"a traced tensor has no attribute {name!r} ({user_line()}){TensorView.instead[name]}")
         if callable(getattr(torch.Tensor, name, None)):
-            raise TraceAttributeError(f"{name}() is not supported in a traced function ({user_line()}); call it before or after")
+            raise TraceAttributeError(
+                f"{name}() is not supported in a traced function ({user_line()}); call it outside of the function"
+            )
         raise TraceAttributeError(
             f"a traced tensor has no attribute {name!r} ({user_line()}): memory and rows are not known while tracing; "
             "read it before the call and pass it as an argument"

@@ -100,7 +100,7 @@ def atomic_add(tensor: torch.Tensor | JaggedTensor, index: Sequence[Any], value:
 
 
 def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32, device: Any = None) -> TileValue:
-    """A value for every lane of these tiles, block sizes or numbers. The device is the kernel's, whatever `device` is.
+    """A value for every lane of these tiles, block sizes or numbers. `device` is ignored: values are on the kernel's device.
 
     >>> import serrate
     >>> import serrate.language as hl
@@ -117,13 +117,13 @@ def full(shape: Sequence[Any], value: float, dtype: torch.dtype = torch.float32,
 
 
 def zeros(shape: Sequence[Any], dtype: torch.dtype = torch.float32, device: Any = None) -> TileValue:
-    """Zero for every lane of these tiles, block sizes or numbers. The device is the kernel's, whatever `device` is."""
+    """Zero for every lane of these tiles, block sizes or numbers. `device` is ignored."""
     return current("hl.zeros").full(shape, 0, dtype)  # type: ignore[no-any-return]
 
 
 def arange(start: Any, end: Any = None, step: int = 1, dtype: torch.dtype = torch.int64, device: Any = None) -> TileValue:
-    """Numbers for a fixed number of lanes, as `torch.arange`; of a block size, for the lanes of its tile. The device is the
-    kernel's, whatever `device` is."""
+    """Numbers for a fixed number of lanes, as `torch.arange`; for a block size, one for each lane of its tile. `device` is
+    ignored."""
     return current("hl.arange").arange(start, end, step, dtype)  # type: ignore[no-any-return]
 
 
@@ -198,8 +198,8 @@ def dot(a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -
 
 
 def associative_scan(combine: Callable[..., Any], x: Any, dim: int, reverse: bool = False) -> Any:
-    """A scan along a dim by a function of two values; positions that do not exist are skipped. Of a tuple of values, the function
-    takes two tuples, or the values of both as separate arguments."""
+    """A scan along a dim by a function of two values; positions that do not exist are skipped. For a tuple of values, the
+    function takes two tuples, or all values of both as separate arguments."""
     machine = current("hl.associative_scan")
     count = len(x) if isinstance(x, (tuple, list)) else 1
     if count > 1 and len(inspect.signature(combine).parameters) == 2 * count:

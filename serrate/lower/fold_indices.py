@@ -1,10 +1,10 @@
-"""Fold indices: integer arithmetic moves into the indices that it computes.
+"""Fold indices: integer arithmetic that computes an index becomes part of the index expression.
 
-In: the definitions of a fusion. Out: the same; arithmetic that only computed indices is dead afterwards:
+In: the definitions of a fusion. Out: the same; definitions that only computed indices are dead afterwards:
 
     T1[i] = floordiv(T0[i], 2);  T2[i, d] = x[T1[i], d]   ->   T2[i, d] = x[T0[i] // 2, d]
 
-An index that is read from memory must be complete before the stage that reads at it, so `T1` would be a stage of its own: another
+An index that is read from memory must be complete before the stage that uses it, so `T1` would need a separate stage: another
 launch on a GPU. A layer that sends each token to `k` experts reads the tokens at `order // k`.
 
 Long arithmetic is stored: folded, a sum that is used twice at each of `n` steps would be an expression of 2^n terms.
@@ -25,7 +25,7 @@ from serrate.ir.tile import Leaf, Store
 from serrate.ir.values import Call, Constant, Place, Read, Tensor, Value, index_read, reindex
 
 MOST_OPERATIONS = 16
-"""An index that takes more operations on integers in memory is stored instead."""
+"""The most operations of an index expression; longer arithmetic is stored first."""
 
 
 def fold_indices(definitions: Sequence[Definition]) -> list[Definition]:
@@ -59,7 +59,7 @@ def _folded(value: Value, stores: Mapping[Tensor, Store]) -> Value | None:
 
 
 def _folded_place(place: Place, stores: Mapping[Tensor, Store]) -> Place:
-    """A computed index over the integers that its own are computed from."""
+    """The index as an expression over integers in memory, with the arithmetic that computed its own integers."""
     reads: list[Value] = []
     terms: dict[Expr, Expr] = {}
     for k, value in enumerate(place.reads):

@@ -77,7 +77,7 @@ def base_index(element: Read) -> Places | None:
 
 def _unmoved(domain: IterDomain, view: Tensor, index: Places) -> bool:
     """Whether every dim of the view that transforms connect to `domain` is read at itself. Dims made from the same domain are
-    connected, too: rows are, with a dim that merges all positions of the rows with another."""
+    connected too, such as rows and a dim that merges their positions with another dim."""
     origins = _origins(domain)
     moved = (own for own, at in zip(view.logical, index, strict=True) if not isinstance(at, IterDomain) or at.uid != own.uid)
     return all(origins.isdisjoint(_origins(own)) for own in moved)

@@ -84,7 +84,7 @@ class StageFacts:
     usual: str
     """The reason for the heuristic's choice of a strategy."""
     tuning: Tuning | None
-    """The tuning record; None if there is no choice."""
+    """The tuning record; None if nothing is tuned."""
     planned: Callable[[Candidate], Plan]
     """The plan that a candidate stands for."""
     data: Callable[[LoopProgram], tuple[dict[Array, InMemory], dict[Symbol, int]]]

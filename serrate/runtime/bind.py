@@ -18,7 +18,7 @@ import torch
 from serrate.analysis.vectors import MustDivide
 from serrate.errors import CallError, DeviceError, ShapeError, StructureError
 from serrate.ir.domains import IterDomain
-from serrate.ir.expr import Array, Environment, Expr, Symbol, element, numbers_function, shape_function, size_function
+from serrate.ir.expr import Array, Environment, Expr, Symbol, element
 from serrate.ir.fusion import (
     AtLeastLongest,
     Check,
@@ -33,6 +33,7 @@ from serrate.ir.fusion import (
 from serrate.ir.partition import Partition
 from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.recipes import Largest
+from serrate.ir.size_functions import numbers_function, shape_function, size_function
 from serrate.ir.transforms import Merge
 from serrate.ir.traversal import arrays_of, traverse
 from serrate.runtime.arrays import derive, remembered
@@ -91,7 +92,7 @@ class BoundCall:
     hints: Hints = NO_HINTS
     """Those of the first ragged argument."""
     checked: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By id: computed offsets whose check has begun."""
+    """Computed offsets whose check has begun, by id."""
     unchecked: list[Callable[[BoundCall], bool]] | None = None
     """Checks that wait for something to be computed; None before the first stage."""
     sizes: dict[Any, Any] | None = None
@@ -107,7 +108,7 @@ class BoundCall:
             self.numbers = tuple([found.get(place, number) for place, number in enumerate(self.numbers)])
 
     def validate(self, offsets: Iterable[torch.Tensor]) -> Validate:
-        """How a structure with these offsets is validated: not at all if they are being checked."""
+        """The `validate=` of a structure with these offsets: False if their check has begun."""
         return False if all(id(each) in self.checked for each in offsets) else None
 
     def remember(self, owners: tuple[torch.Tensor, ...], key: Any, make: Callable[[], T]) -> T:
@@ -187,7 +188,7 @@ class Arguments:
             def derive() -> list[Scratch]:
                 return derivation(given, numbers, call.device)
 
-            # Another stream would not wait for them.
+            # A call on another stream would not wait for these arrays.
             key = (derivation.text, numbers, stream_of(call.device))
             made = call.remember(given, key, derive) if given else derive()
             return tuple([each(call) if k is None else made[k] for k, each in parts])
@@ -411,7 +412,7 @@ class Binder(Arguments):
             if known is not None and known_total(*known) == size(call):
                 return
             if call.computed and chain[0].name in call.computed and len(chain) == 1 and not is_host(call.device):
-                # Few results have these rows: most calls need no structure.
+                # Without a structure: most calls need none, because no result has these rows.
                 offsets = self.array(call, chain[0])
                 poll()
                 defer_offsets_check((offsets,), size(call), NO_KNOWN_LENGTHS)

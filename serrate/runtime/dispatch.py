@@ -164,8 +164,8 @@ def outline_of(key: Key, ragged: Sequence[tuple[int, JaggedTensor]], number: Cal
 
 
 def _stream(tensor: torch.Tensor) -> object:
-    """The stream that a call runs on: another one would not wait for the arrays of a binding. In a call that a CUDA graph
-    records, something that equals nothing: the graph must derive arrays from the offsets of every replay."""
+    """The stream of a call, because a call on another stream would not wait for the arrays of a binding. While a CUDA graph is
+    recorded, an object that equals no other: the graph must derive arrays from the offsets of every replay."""
     return object() if is_recorded(tensor) else stream_of(tensor.device)
 
 
@@ -260,8 +260,8 @@ _doubles: OrderedDict[tuple[torch.device, int, bytes], torch.Tensor] = OrderedDi
 
 
 def doubles_on(device: torch.device, floats: Iterable[float]) -> torch.Tensor:
-    """Floats in device memory; those of recent calls are still there. The device fills them in, because a copy from the host
-    would wait for it. A call that a CUDA graph records gets its own."""
+    """Floats in device memory, cached for recent calls. The device fills them in, because a copy from the host would wait for the
+    device. A call that a CUDA graph records gets a tensor that is not cached."""
     given = array("d", floats)
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return _filled_in(device, given)
@@ -433,7 +433,8 @@ def _launch(
 
 
 def refuse_capture() -> None:
-    """Raises because torch `is_captured`: a call would store its result in the graph as a constant, or have no memory to read."""
+    """Raises for a call while operations are captured (`is_captured`): its result would become a constant of the graph, or its
+    arguments have no memory."""
     raise CallError(
         "compiled programs cannot be captured by make_fx or torch.export, and do not run under FakeTensorMode: call them outside "
         "of these; torch.compile runs them between its graphs"

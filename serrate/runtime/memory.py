@@ -70,7 +70,7 @@ InMemory = torch.Tensor | Scratch
 
 
 def address(memory: InMemory) -> int:
-    """Where a tensor is in memory: 0 if it has no elements, or stands for a private row.
+    """The address of a tensor; 0 if it has no elements or represents a private row.
 
     >>> address(torch.zeros(0)), address(torch.zeros(3, device="meta")), address(torch.zeros(3)) > 0
     (0, 0, True)
@@ -79,7 +79,7 @@ def address(memory: InMemory) -> int:
 
 
 def no_address(memory: InMemory) -> int:
-    """Returns 0, or raises if programs would read elements at this address."""
+    """Returns 0; raises if a program would read elements of this tensor, which has no address."""
     if isinstance(memory, torch.Tensor) and memory.numel() and not memory.is_meta:
         raise CallError(
             f"a {type(memory).__name__} of shape {tuple(memory.shape)} has elements but no memory that a compiled program can "
@@ -116,7 +116,7 @@ def _laid_out(shapes: Shapes) -> tuple[int, list[tuple[int, tuple[int, ...], tor
 
 
 class CallMemory:
-    """Allocates everything that a call needs: `outputs` tensors of their own, and then temporaries. Cheap to make, because calls
+    """Allocates everything that a call needs: the outputs, then temporaries (`scratch`). Cheap to create, because calls
     often differ in their sizes."""
 
     __slots__ = ("_device", "_outputs", "_scratch", "_shapes")

@@ -23,9 +23,10 @@ from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_
 from serrate.codegen.triton.module import Descriptor, Launch
 from serrate.codegen.triton.printer import print_triton
 from serrate.errors import BackendError
-from serrate.ir.expr import Array, Expr, Symbol, const, minimum, numbers_function
+from serrate.ir.expr import Array, Expr, Symbol, const, minimum
 from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
+from serrate.ir.size_functions import numbers_function
 from serrate.runtime import cache_folder
 from serrate.runtime.launch import Execute, Numbers, Tensors, device_workers
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, address, whole
@@ -42,11 +43,11 @@ MOST_REGISTERS = 128
 copy's speed with 155 registers, 70% with 128.)"""
 TWO_PROGRAMS = 65536 // (2 * 32)
 """The registers of a thread times the warps of a program, when two programs share the registers of a multiprocessor. Programs of
-many warps get all of these: otherwise the assembler may save registers for a third program, and each then has fewer loads in
-flight, while more rows compete for the cache."""
+many warps should use all of these: otherwise the assembler may save registers to make room for a third program; each then has
+fewer loads in flight, and more rows compete for the cache."""
 
 INTERPRETED = 2
-"""The multiprocessors that Triton's interpreter acts as: it runs programs one after another."""
+"""The number of multiprocessors that is assumed under Triton's interpreter, which runs programs one after another."""
 
 FEW_BLOCKS = 64
 """The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
@@ -70,7 +71,7 @@ class TritonFunction:
     def __init__(self, function: Any, options: Mapping[str, int], registers: int | None = None) -> None:
         self.function, self._options = function, options
         self._registers = registers
-        """The most registers of a thread, if that should be limited. Less than the usual limit is also the number to use."""
+        """The most registers of a thread; None for no limit. A limit below `MOST_REGISTERS` is also the number to use."""
         self.compiled: dict[tuple[torch.device, tuple[int, ...]], LoadedKernel] = {}
         """By device and `wide` integers."""
 
@@ -113,13 +114,13 @@ class TritonFunction:
         self.compiled[device, wide(numbers)] = self._limited(kernel, loaded, arguments)
 
     def limit(self, used: int) -> int | None:
-        """The limit to compile the kernel again with if a thread has `used` so many registers; None if that is fine."""
+        """The limit with which to compile a kernel again whose threads use `used` registers; None to keep it as it is."""
         if self._registers is None or used == self._registers or (used < self._registers and self._registers == MOST_REGISTERS):
             return None
         return self._registers
 
     def _limited(self, kernel: Any, loaded: LoadedKernel, arguments: Sequence[Any]) -> LoadedKernel:
-        """The kernel; if it should use another number of registers, compiled again with that limit, unless that spills."""
+        """The kernel, or, if it should use another number of registers, the kernel compiled with that limit, unless it spills."""
         used = getattr(kernel, "n_regs", None)
         if used is None or self.limit(used) is None:
             return loaded
@@ -265,13 +266,14 @@ class TritonExecutable:
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, options, strict=True)]
-        launches = [*zip(self._printed.launches, options, strict=True)]
+        with_options = [*zip(self._printed.launches, options, strict=True)]
         self._programs = functools.cache(
             lambda device: numbers_function(
-                [_programs(launch, _most_shared(launch, own, device)) for launch, own in launches], self._printed.program.symbols
+                [_programs(launch, _most_shared(launch, own, device)) for launch, own in with_options],
+                self._printed.program.symbols,
             )
         )
-        """How many programs each launch has on a device, as a function of the symbols."""
+        """For a device, the number of programs of each launch as a function of the symbols."""
         self._boxes = [box for each in self._launches for box in each.boxes]
         self._by_pointers = functools.cache(lambda: TritonExecutable(program, options, boxes=False))
         self._is_prepared = False
@@ -321,7 +323,7 @@ class TritonExecutable:
 
 
 def _programs(launch: Launch, most: int) -> Expr:
-    """How many programs a launch has; at `most` so many share a grid."""
+    """The number of programs of a launch; at most `most` of them share a grid."""
     grid, shared = (
         const(0) if sizes is None else functools.reduce(operator.mul, sizes, const(1)) for sizes in (launch.grid, launch.shared)
     )
@@ -329,7 +331,8 @@ def _programs(launch: Launch, most: int) -> Expr:
 
 
 def _most_shared(launch: Launch, own: LaunchOptions, device: torch.device) -> int:
-    """The most programs that share a grid: as many as a device runs at a time, or enough for a list that is mostly empty."""
+    """The most programs that share a grid: for resident programs, as many as a device runs at a time; otherwise enough for a list
+    that is mostly empty."""
     if own.resident is not None and launch.stages is not None:
         return own.resident * (device_workers(device) if device.type == "cuda" else INTERPRETED)
     return max(SHARED // own.warps, 1)

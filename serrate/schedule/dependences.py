@@ -1,10 +1,10 @@
 """Dependences of block statements: may a loop run in any order, and ahead of the statements before it?
 
-In: a phase and one of its loops. Out: nothing, or a `ScheduleError` that names the tensor. Of private blocks, a loop lists the
-ones it carries; `is_read_inside` says whether an iteration needs what earlier ones left there. In memory, if two accesses have
-the same index in a dim, and that index is different in every iteration, they conflict within one iteration at most. Any other
-pair of accesses to a tensor, one of them a store, may conflict across iterations. Like torch, this assumes that stores through an
-index tensor go to distinct places.
+In: a phase and one of its loops. Out: nothing, or a `ScheduleError` that names the tensor. A loop lists the private blocks that
+it carries; `is_read_inside` says whether an iteration needs their values from earlier ones. For tensors in memory: if two
+accesses have the same index in a dim, and that index is different in every iteration, they conflict within one iteration at
+most. Any other pair of accesses to a tensor, one of them a store, may conflict across iterations. Like torch, this assumes that
+stores through an index tensor go to distinct elements.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ not an input: on a CPU the same rows get the same plan, and so the same bits, fo
 | dense (0.7 or more), shorter than a block              | masked             | one row at a time would leave lanes idle      |
 | anything else                                          | maskless           | no idle lanes, and no partial results         |
 On a GPU, rows are also cut if their lengths are unknown (short rows still stay whole), if there are few rows, and for matrix
-products, to occupy all multiprocessors. If the lengths are known, whole rows run under the plan that short rows have without.
+products, to occupy all multiprocessors. If the lengths are known, whole rows get the plan that short rows have if they are not.
 Low density alone decides nothing: exponential and bimodal lengths have a density of 0.1, and run as fast whole as in pieces, as
 long as no row is a large share of the total.
 """
@@ -73,7 +73,7 @@ LONG_BYTES = 512 << 10
 NUMBER_BYTES = 16
 """A position of at most this many bytes counts as a plain number."""
 SHORT = 4096
-"""The most positions of rows, on average, that a GPU treats as short: a worker with few warps finishes such a row quickly."""
+"""The largest mean length of rows that a GPU treats as short: a worker with few warps finishes such a row quickly."""
 PIVOT_BYTES = 1 << 20
 """The most bytes of a row whose moments a GPU sums about a pivot: each lane sums few elements then."""
 LEAST_TILE, SHORT_TILE = 8, 64
@@ -169,13 +169,13 @@ def choose(
     if rows.longest * SHARES > rows.total:
         why = "even the longest row is short: a worker has finished it before another could help"
     else:
-        why = "no row is a large share of all, and rows fill their lanes: a worker for each leaves no lane idle"
+        why = "no row is a large share of all, and rows fill their lanes: one worker per row leaves no lanes idle"
     if target.keeps_rows:
         return Choice("maskless", {"keep_rows": row_bytes <= KEPT_BYTES}, why)
     plain = _of_numbers(rows, carried, mean)
     sizes = {name.removeprefix("short_"): n for name, n in plain.items() if name not in ("chunk", "uncut")}
     if mean <= SHORT:
-        # As without lengths: most rows are short, whatever the longest.
+        # As if lengths were unknown: most rows are short, even if the longest is not.
         sizes |= {"short": True, "pivots": row_bytes <= PIVOT_BYTES}
     return Choice("maskless", sizes, why)
 
@@ -190,8 +190,8 @@ WHY_PRODUCTS = "blocks of the matrix products of all rows occupy all workers"
 
 
 def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: bool, about_pivot: bool) -> str:
-    """The reason for cutting rows if there are many workers; empty if rows stay whole. `about_pivot`: whether those that stay
-    whole have sums about a pivot."""
+    """The reason for cutting rows if there are many workers; empty if rows stay whole. `about_pivot`: whether whole rows would be
+    summed about a pivot."""
     if product:
         return WHY_PRODUCTS
     if rows.longest is None:
@@ -199,7 +199,7 @@ def _why_in_pieces(rows: RowStatistics, target: Target, workers: int, product: b
     if rows.count < 2 * workers:
         return "there are too few rows to occupy all workers"
     if about_pivot and _longest_bytes(rows) > PIVOT_BYTES:
-        return "statistics over all features are sums about a pivot only in rows of limited length: longer rows are cut"
+        return "statistics over all features are summed about a pivot, which is accurate only in rows of limited length"
     return "the longest row is a large share of the work: other workers would wait for it" if waits(rows, target, workers) else ""
 
 

@@ -87,8 +87,8 @@ class Plan:
     product_stages: int | None = None
     """Blocks of a matrix product that a GPU program keeps in flight; None for what its loops suggest."""
     resident: int | None = None
-    """Programs of a matrix product that run on a GPU's multiprocessor, each of which computes one block after another; None for a
-    program for each block."""
+    """The number of programs of a matrix product on each multiprocessor of a GPU; each computes one block after another. None for
+    one program per block."""
     reasons: tuple[str, ...] = ()
     """The reasons for the plan; shown by `explain`."""
     short: Plan | None = None
@@ -112,7 +112,7 @@ class Plan:
         return LaunchOptions(self.warps, self.stages, self.product_stages, self.resident)
 
     def lowered_for(self, target: Target) -> Target:
-        """The target that the plan is lowered for."""
+        """The target for which to lower the plan, given that of its backend."""
         return replace(target, factors_blocks=False) if self.combines_lanes else target
 
     def launched_with(self, warps: int | None, stages: int | None) -> Plan:
@@ -197,7 +197,14 @@ class Recorder:
         """Adds a reason to the plan."""
         self.reasons.append(reason)
 
-    def plan(self, strategy: str, warps: int = 4, stages: int = 1) -> Plan:
-        tiles = tuple(dict.fromkeys(self.tiles))
-        steps, reasons = tuple(self.steps), tuple(self.reasons)
-        return Plan(strategy, steps, warps, stages, reasons=reasons, tiles=tiles, scheduled=self.program)
+    def plan(self, strategy: str, warps: int = 4, stages: int = 1, *, combines_lanes: bool = False) -> Plan:
+        return Plan(
+            strategy,
+            tuple(self.steps),
+            warps,
+            stages,
+            reasons=tuple(self.reasons),
+            combines_lanes=combines_lanes,
+            tiles=tuple(dict.fromkeys(self.tiles)),
+            scheduled=self.program,
+        )

@@ -105,8 +105,8 @@ def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain]
 
 
 def _with_temporaries_of(whole: TileProgram, others: Mapping[str, Phase]) -> TileProgram:
-    """The program, with every temporary that another phase stores replaced by that phase's tensor. Primitives make tensors, so
-    one and the same temporary is two tensors in two plans."""
+    """The program, with every temporary that another phase stores replaced by that phase's tensor: each plan creates its own
+    tensor for the same temporary."""
     stored = {tensor.name: tensor for phase in others.values() for tensor in phase.writes}
     read = {t.memory.name: t.memory for phase in whole.phases if phase.name not in others for t in phase.reads}
     for name, tensor in read.items():
@@ -114,7 +114,7 @@ def _with_temporaries_of(whole: TileProgram, others: Mapping[str, Phase]) -> Til
         if made is tensor:
             continue
         if (made.dtype, made.logical, made.storage, made.role) != (tensor.dtype, tensor.logical, tensor.storage, tensor.role):
-            raise ScheduleError(f"{name} is stored in one way for short rows, and in another for long ones")
+            raise ScheduleError(f"{name} is stored differently for short rows and for long ones")
         whole = with_tensor(whole, tensor, made)
     return whole
 

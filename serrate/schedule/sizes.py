@@ -75,7 +75,7 @@ def sizes(program: TileProgram, rows: int, target: Target, asked: Mapping[str, i
     _rest(program, phase, chosen, target)
     _fit(program, phase, chosen, facts, target)
     found = {a.name: max(chosen[a], Sized(a.least, "the least that the kernel allows")) for a in program.axes}
-    given = {name: Sized(size, "asked for") for name, size in (asked or {}).items()}
+    given = {name: Sized(size, "requested") for name, size in (asked or {}).items()}
     return {a.name: given.get(a.name, found[a.name]) if a.looped and a.block is None else found[a.name] for a in program.axes}
 
 

@@ -52,8 +52,8 @@ def _bounded(program: TileProgram, body: tuple[Statement, ...]) -> tuple[Stateme
             if top is None or found is None:
                 continue
             new, own = found
-            asked = set(own.guard)
-            powers = (_with_powers(n, new, {held(top), *([own.value] if asked <= _guard(n) else [])}) for n in loop.body)
+            guard = set(own.guard)
+            powers = (_with_powers(n, new, {held(top), *([own.value] if guard <= _guard(n) else [])}) for n in loop.body)
             out[at] = loop = replace(loop, body=tuple(powers))
             _bound_later(program, out, at, own, top)
     return tuple(out)
@@ -71,9 +71,9 @@ def _bound_later(program: TileProgram, body: list[Statement], at: int, own: Redu
         if not isinstance(later, Loop) or axis is None or other is None or not _same_range(axis, other):
             continue
         swap = {axis.position: other.position}
-        element, asked = Swap(dict[Expr, Expr](swap.items()), swap).value(own.value), set(_conditions(own, swap))
+        element, guard = Swap(dict[Expr, Expr](swap.items()), swap).value(own.value), set(_conditions(own, swap))
         users = (
-            n if not isinstance(n, Write) or not asked <= _guard(n) else _with_powers(n, held(top), {element}) for n in later.body
+            n if not isinstance(n, Write) or not guard <= _guard(n) else _with_powers(n, held(top), {element}) for n in later.body
         )
         body[k] = replace(later, body=tuple(users))
 

@@ -87,7 +87,7 @@ class Rows:
         self._host: dict[int, Tensor] = dict(enumerate(host))
         self._memo: dict[Hashable, object] = {}
         self._made_on: dict[Hashable, tuple[torch.cuda.Stream, set[int]]] = {}
-        """By key of what was computed on a GPU: its stream, and the streams that wait for that."""
+        """For each value derived on a GPU, by key: the stream that computed it, and the streams that have waited for it."""
         self._same: object | None = None
         self._tensors = self.offsets if starts is None else (*self.offsets, starts)
         self._versions = versions(self._tensors)
@@ -334,7 +334,7 @@ class Rows:
             current = torch.cuda.current_stream(offsets.device)
             current.wait_stream(made_on[0])
             for tensor in _tensors_in(memo[key]):
-                # Its memory must not be reused while this stream may read it, if the rows are dropped by then.
+                # This stream may still read it after the rows are freed.
                 tensor.record_stream(current)
             made_on[1].add(stream)
         return cast(_T, memo[key])
@@ -541,7 +541,7 @@ def _same_numbers(mine: Tensor, theirs: Tensor) -> bool:
 
 
 def _tensors_in(made: object) -> Iterator[torch.Tensor]:
-    """The tensors of something that was derived from rows and is on a GPU."""
+    """The tensors on a GPU in a value that was derived from rows."""
     if isinstance(made, torch.Tensor):
         if made.is_cuda:
             yield made

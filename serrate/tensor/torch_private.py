@@ -77,8 +77,8 @@ def is_recorded(tensor: Tensor) -> bool:
 
 
 def stream_of(device: torch.device) -> int:
-    """The address of a GPU's current stream, 0 on a CPU; asked in every call. (The public way makes an object, which takes ten
-    times as long.)
+    """The address of a GPU's current stream; 0 on a CPU. Every call asks for it. (The public function creates an object, which
+    takes ten times as long.)
 
     >>> stream_of(torch.device("cpu"))
     0
@@ -138,13 +138,13 @@ def in_transform() -> bool:
 
 
 def is_captured() -> bool:
-    """Whether a dispatch mode records operations instead of running them, or runs them on tensors without memory: `make_fx`,
-    `torch.export` and `FakeTensorMode` do; torch has no public function for this.
+    """Whether a dispatch mode records operations instead of running them, or runs them on tensors without memory, as `make_fx`,
+    `torch.export` and `FakeTensorMode` do. torch has no public function for this.
 
     >>> is_captured()
     False
     """
-    # Most calls run under no mode at all, and others, such as those that count operations, do no harm.
+    # Most calls run under no mode. Other modes, such as those that count operations, do no harm.
     return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(k) is not None for k in _CAPTURING)
 
 
@@ -152,10 +152,10 @@ _CAPTURING = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeK
 
 
 def leave_graph(function: types.FunctionType) -> None:
-    """Makes `torch.compile` break its graph at a function, and run it and everything it calls as it is.
+    """Makes `torch.compile` break its graph at a function, and run it and everything it calls uncompiled.
 
-    `torch.compiler.disable` does the same, but imports all of `torch._dynamo`, which takes a second, and wraps the function,
-    which takes a microsecond per call.
+    `torch.compiler.disable` does the same, but it imports all of `torch._dynamo`, which takes a second, and wraps the function,
+    which costs a microsecond per call.
     """
     from torch._C._dynamo import eval_frame
 

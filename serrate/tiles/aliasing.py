@@ -115,10 +115,10 @@ def _once(program: TileProgram, node: Statement, x: Tensor) -> bool:
 
 
 def _follows(index: Expr, position: Symbol, moving: set[Symbol]) -> bool:
-    """Whether an index is different at every position, whatever else moves."""
-    terms = [term for term, _ in terms_of(index)]
-    locals_ = (e for term in terms for e in term.walk() if isinstance(e, Element) and e.array.local)
-    return position in terms and not any(term.symbols & moving for term in terms if term is not position) and not any(locals_)
+    """Whether an index is a position plus terms that no iteration changes: then it differs from position to position."""
+    others = [term for term, _ in terms_of(index) if term is not position]
+    from_blocks = any(isinstance(e, Element) and e.array.local for term in others for e in term.walk())
+    return len(others) < len(terms_of(index)) and not from_blocks and not any(term.symbols & moving for term in others)
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:

@@ -199,7 +199,7 @@ class LaunchSite:
             self._other(value, form, items, objects)
 
     def _call(self, given: dict[str, Any], key: Key, leaves: CallLeaves, objects: Sequence[Any]) -> None:
-        """Serves a call that has no binding yet. Rows are often seen only once, so only the second call on them leaves one."""
+        """Serves a call that has no binding yet. Many rows are used once, so only the second call on them creates a binding."""
         if not self._outer.names and self._settle():
             leaves = CallLeaves()
             key = self._key(given, leaves, [])

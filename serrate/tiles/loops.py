@@ -230,7 +230,7 @@ class TracedLoop:
         return found
 
     def _checked(self, name: str, before: Traced, value: Traced) -> Traced:
-        """The value after an iteration, in the lanes that it has before; raises if it cannot be in these."""
+        """The value after an iteration, broadcast to the dims that it has before; raises if it has others."""
         trace = self.trace
         before_at, value_at = ({a: k - x.ndim for k, a in enumerate(x.axes) if a is not None} for x in (before, value))
         if any(value_at.get(a, k) != k for a, k in before_at.items()):

@@ -258,7 +258,7 @@ def _key(trace: Trace, key: Any, extent: Callable[[int], Expr], dim: int, broadc
         refuse(f"an index must be an integer, not {value.dtype}: convert it, or use torch.where or extra_mask= for a mask")
     value = cast(value, torch.int64)
     if not value.axes and value.expr is not None and trace.is_argument(value.expr):
-        # An argument that has always been the same is a plain number to the loop; both count from the end if negative.
+        # Negative arguments count from the end, as plain numbers do: until an argument varies, it is a plain number.
         value = Traced(
             number(value.expr + minimum(maximum(value.expr * -1, 0), 1) * extent(dim)), (), value.conditions, value.fed
         )

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serrate.frontend.kernel.machine import refuse
-from serrate.frontend.kernel.vocabulary import product_dtype
+from serrate.frontend.kernel.vocabulary import dot_dtype, product_dtype
 from serrate.ir.expr import Less
 from serrate.ir.loops import Dot, held
 from serrate.ir.values import carried_dtype
 from serrate.tiles.elementwise import broadcast_dims, cast
-from serrate.tiles.reducing import SIXTEEN, feeders_over
+from serrate.tiles.reducing import feeders_over
 from serrate.tiles.shaping import squeeze, unsqueeze, with_axes
 from serrate.tiles.values import Feeder, Traced, as_traced
 
@@ -74,13 +74,10 @@ def product(trace: Trace, a: Any, b: Any, out_dtype: torch.dtype | None = None) 
 
 
 def dot(trace: Trace, a: Any, b: Any, acc: Any = None, out_dtype: torch.dtype | None = None) -> Any:
-    """`hl.dot`: float32 for 16-bit floats, int32 for integers of fewer than 32 bits; added to `acc` in its dtype."""
+    """`hl.dot`: has `dot_dtype`, or is added to `acc` in its dtype."""
     a, b = as_traced(a), as_traced(b)
-    common = torch.promote_types(a.dtype, b.dtype)
-    narrow = not common.is_floating_point and common.itemsize < 4
-    kind = out_dtype or (torch.float32 if a.dtype in SIXTEEN else torch.int32 if narrow else common)
     if acc is None:
-        return product(trace, a, b, kind)
+        return product(trace, a, b, out_dtype or dot_dtype(a.dtype, b.dtype))
     found: Any = acc + product(trace, a, b, acc.dtype)
     return found if out_dtype in (None, found.dtype) else cast(found, out_dtype)
 

@@ -117,10 +117,9 @@ def refusal(values: Sequence[tuple[Axis, Doubt]], tiles: Sequence[int]) -> Kerne
     if len(stores) == len(values):
         axis, tensor = stores[0]
         return KernelError(
-            f"{tensor.name} is stored to at the same place in every iteration of {axis}, and what the last one leaves depends on "
-            f"how rows are cut into tiles: tiles of {', '.join(map(str, tiles))} positions give different results. "
-            "Accumulate before the store (total = total + ...) and store after the loop, or fix the tile, as in "
-            "hl.tile(..., block_size=16)"
+            f"every iteration of {axis} stores to the same elements of {tensor.name}, so the last tile decides, and the result "
+            f"depends on how rows are cut into tiles: tiles of {', '.join(map(str, tiles))} positions give different results. "
+            "Accumulate in the loop (total = total + ...) and store after it, or fix the tile, as in hl.tile(..., block_size=16)"
         )
     axis, carry = next((axis, each) for axis, each in values if not isinstance(each, Tensor))
     names = ", ".join(dict.fromkeys(named(each) for _, each in values if not isinstance(each, Tensor)))

@@ -25,7 +25,6 @@ from serrate.tiles.values import Feeder, Traced
 if TYPE_CHECKING:
     from serrate.tiles.trace import Trace
 
-SIXTEEN = (torch.float16, torch.bfloat16)
 
 Picked = namedtuple("Picked", "values indices")
 

@@ -280,7 +280,7 @@ def _like(text: str, node: ast.stmt) -> list[ast.stmt]:
 
 
 def _without_else(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements in which what a loop does at its end follows it: no loop is left by `break`, which is refused."""
+    """The statements, with the `else` part of each loop after the loop: no loop is left by `break`, which is refused."""
     found: list[ast.stmt] = []
     for s in body:
         found.append(s)

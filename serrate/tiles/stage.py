@@ -54,7 +54,7 @@ class Options:
 
     strategy: str | None = None
     backend: str | None = None
-    """Where nothing is asked for, what runs on the device of the arguments."""
+    """None for the default backend of the arguments' device."""
     blocks: tuple[int | None, ...] = ()
     lanes: dict[str, int] = field(default_factory=dict)
     """Lanes by axis name, overriding those that the strategy chooses."""
@@ -147,7 +147,7 @@ class TensorSources(NamedTuple):
     tensors: Sequence[TensorSource]
     aliasing: Aliasing
     bindable: bool
-    """False if every call must be bound anew: a loop that stores to offsets changes them without changing any key."""
+    """False if every call needs a new binding: a loop that stores to offsets changes them without changing any key."""
 
 
 NO_FLOATS = torch.empty(0, dtype=torch.float64, device="cpu")
@@ -197,7 +197,7 @@ class LoopStage(CompiledStage):
         return found.launched_with(self._options.warps, self._options.stages) if target.many_workers else found
 
     def _arranged(self, chosen: Candidate, target: Target) -> Plan:
-        """The plan that a candidate stands for, with warps and stages of its own."""
+        """The plan of a candidate, before the warps and stages that the user has fixed."""
         options, lanes = dict(chosen.options), dict(chosen.lanes) | self._options.lanes
         if not options.pop(ONLY_IF_CUT, False):
             return plan(self.naive, chosen.strategy, target, lanes, **options)
@@ -212,11 +212,11 @@ class LoopStage(CompiledStage):
         return plan(self.naive, "maskless", target, lanes)
 
     def fixed(self) -> Mapping[str, int]:
-        # No axis has such a name.
+        # With a dot, these cannot be names of axes.
         launch = {"Config.num_warps": self._options.warps, "Config.num_stages": self._options.stages}
         return self._options.lanes | {name: number for name, number in launch.items() if number is not None}
 
-    def settled(self) -> frozenset[str]:
+    def overridden(self) -> frozenset[str]:
         return frozenset() if self._options.warps is None else frozenset(("warps",))
 
     def _build(self, call: BoundCall, backend: str, chosen: Plan) -> BuiltProgram:
@@ -254,10 +254,8 @@ class LoopStage(CompiledStage):
         if structures and structures[0].levels == 1 and self._multiplies and BACKENDS[self._backend].many_workers:
             options = {ONLY_IF_CUT: True} | self._product_sizes(structures[0])
             return CallFacts(Candidate("persistent_dynamic", tuple(options.items())), statistics, WHY_PRODUCTS)
-        usual, why = (
-            Candidate("maskless"),
-            "no row is so long that other workers would wait for it: a worker for each leaves no lane idle",
-        )
+        usual = Candidate("maskless")
+        why = "no row is so long that other workers would wait for it: one worker per row leaves no lanes idle"
         last = None
         for structure in structures:
             if structure is not last and _waits(structure, call.hints.distribution):
@@ -319,7 +317,7 @@ class LoopStage(CompiledStage):
         ready = ready._replace(plan=functools.reduce(Plan.because, self.reasons, ready.plan))
         if self._options.strategy is None:
             return self.explained(call, self._backend, ready, self._call_facts(items, call).why, self.known(items))
-        return self.explained(call, self._backend, ready, ONE_PLAN if self._options.alone else "it was asked for", None)
+        return self.explained(call, self._backend, ready, ONE_PLAN if self._options.alone else "it was requested", None)
 
     def variant(self, items: Items) -> Variant:
         """The program as it is built for these arguments."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from serrate.frontend.kernel.machine import BlockSize, NamedBlock, refuse, running, user_frame
-from serrate.frontend.kernel.vocabulary import instead_of_size, loop_bounds
+from serrate.frontend.kernel.vocabulary import loop_bounds, ragged_bound_hint
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, Symbol, const, symbol
 from serrate.ir.loops import (
@@ -480,7 +480,7 @@ class Trace:
             refuse("a tile is not a scalar: use tile.begin, tile.end or tile.id")
         value = as_traced(x)
         if not isinstance(value, Traced) or value.dtype.is_floating_point:
-            refuse(f"{what}: bounds must be integers, not a {type(x).__name__}{instead_of_size(x)}")
+            refuse(f"{what}: bounds must be integers, not a {type(x).__name__}{ragged_bound_hint(x)}")
         if any(a is not None for a in value.axes):
             refuse(
                 f"{what} needs a scalar, but this value has the lanes of {', '.join(map(str, value.axes))}: "

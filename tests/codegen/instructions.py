@@ -1,8 +1,8 @@
 """`python -m tests.codegen.instructions [--known] TASK/DTYPE...`: the machine instructions of loops on sm_90, without a GPU.
 
-In: names of the GPU table, such as `softmax/bfloat16`. Out: for every kernel that a call launches where the host knows no length,
-or with `--known` all of them: its instructions and registers, with the limits of `runtime/triton.py`, and the instructions of
-each innermost loop by kind. Counts are facts about code, not times.
+In: names of the GPU table, such as `softmax/bfloat16`. Out: for every kernel of a call whose lengths the host does not know (with
+`--known`, knows): its instructions and registers, with the limits of `runtime/triton.py`, and the instructions of each innermost
+loop by kind. Counts are facts about code, not times.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main(names: Sequence[str]) -> None:
     runtime._copy_engine = lambda: True
 
     def as_many(rows: Any, target: Any, _: int = 1, **options: Any) -> Any:
-        """The choice for the number of rows of the benchmark."""
+        """The plan for as many rows as the benchmark has; only a share of them is allocated."""
         rows = rows and replace(rows, count=rows.count * share, total=rows.total * share, longest=rows.longest if known else None)
         return choose(rows, target, WORKERS, **options)
 

@@ -69,7 +69,7 @@ def test_functions_of_a_module_are_pickled_by_name() -> None:
 
 def test_a_traced_module_says_where_its_parameters_are() -> None:
     traced = serrate.jit(nn.Linear(2, 2))
-    with pytest.raises(AttributeError, match=r"no attribute 'parameters': use jitted\.fn\.parameters, of the module itself"):
+    with pytest.raises(AttributeError, match=r"no attribute 'parameters', but its module has one: write jitted\.fn\.p"):
         traced.parameters()
     with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         _ = traced.nothing

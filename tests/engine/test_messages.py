@@ -276,7 +276,7 @@ def test_questions_about_the_dtype_have_answers() -> None:
 def test_unsupported_methods_are_named_as_such() -> None:
     for call in (lambda x: x.index_add(0, x, x), lambda x: x.median()):
         with pytest.raises(
-            TraceError, match=r"(index_add|median)\(\) is not supported in a traced function \(.*; call it before"
+            TraceError, match=r"(index_add|median)\(\) is not supported in a traced function \(.*; call it outside"
         ):
             jit(call)(torch.ones(3))
 

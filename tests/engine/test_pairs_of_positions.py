@@ -1,6 +1,6 @@
 """A ragged tensor broadcast against itself along another dim: a value for every pair of positions of a row.
 
-In: traced functions with one argument. Out: failures against plain torch, row by row.
+In: traced functions of one argument. Out: differences from plain torch, row by row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Matrix products whose GPU programs stay on their multiprocessor, and compute one block of the result after another.
 
-In: random groups. Out: failures against torch, one group at a time, and bits that differ from a program for each block.
+In: random groups. Out: differences from torch, group by group, and from the bits of one program per block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.engine.test_expert_layers import CHOICES, by_token, close, layer
 from tests.engine.test_expert_layers import given as tokens
 
 pytestmark = [pytest.mark.triton, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
-STAYING = {"strategy": "persistent_dynamic", "resident": 1}
+RESIDENT = {"strategy": "persistent_dynamic", "resident": 1}
 
 
 def grouped(dtype: torch.dtype, groups: int, depth: int, width: int) -> ir.Fusion:
@@ -62,7 +62,7 @@ def test_grouped_products(lengths: list[int], depth: int, width: int, dtype: tor
 
 @pytest.mark.parametrize("lengths", [[0, 0, 0], [300], [70, 0, 1, 130], [3] * 40], ids=str)
 def test_sums_over_rows(lengths: list[int]) -> None:
-    """The gradients of weights: a product for each group, of any depth, also none."""
+    """The gradients of weights: a product for each group, of any depth, including 0."""
     with ir.Fusion("weights") as f:
         x, y = (f.input((None, n), torch.float32) for n in (20, 33))
         offsets = f.input((None,), torch.int64)
@@ -71,14 +71,14 @@ def test_sums_over_rows(lengths: list[int]) -> None:
     x, y = torch.randn(sum(lengths), 20), torch.randn(sum(lengths), 33)
     args = (x, y, torch.tensor([0, *lengths]).cumsum(0))
     want = [a.T @ b for a, b in zip(torch.split(x, lengths), torch.split(y, lengths), strict=True)]
-    torch.testing.assert_close(f.compile("triton", **STAYING)(*args), torch.stack(want), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(f.compile("triton", **RESIDENT)(*args), torch.stack(want), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name, (experts, _) in CHOICES.items() if experts < 100])
 def test_layers_of_experts(name: str) -> None:
     experts, chosen = CHOICES[name]
     args = tokens(chosen, experts, 37, 29, torch.float32)
-    program = layer(experts, 37, 29, chosen.shape[1], torch.float32).compile("triton", **STAYING)
+    program = layer(experts, 37, 29, chosen.shape[1], torch.float32).compile("triton", **RESIDENT)
     close(program(*args), by_token(args))
 
 
@@ -94,13 +94,13 @@ def test_a_multiprocessor_has_as_many_programs_as_the_plan_says(monkeypatch: pyt
     program = grouped(torch.float32, 3, 16, 300).compile("triton", strategy="persistent_dynamic", resident=3, tile=16)
     monkeypatch.setattr(runtime.TritonFunction, "launch", counted)
     torch.testing.assert_close(program(*args).double(), want, rtol=1e-4, atol=1e-4)
-    there = torch.cuda.is_available()
-    blocks, running = 9 * 2, 3 * (device_workers(torch.device("cuda")) if there else runtime.INTERPRETED)
-    assert max(n for n, _ in grids) == min(blocks, running)
+    workers = device_workers(torch.device("cuda")) if torch.cuda.is_available() else runtime.INTERPRETED
+    blocks, resident = 9 * 2, 3 * workers
+    assert max(n for n, _ in grids) == min(blocks, resident)
 
 
-def test_blocks_of_many_columns_are_taken_in_squares() -> None:
-    """So are those of one matrix; few columns are taken row by row."""
+def test_blocks_of_many_columns_are_computed_in_squares() -> None:
+    """Blocks of few columns are computed row by row."""
     args, _ = by_group([40, 7], 16, 9 * 256, torch.float32)
     for options in ({}, {"resident": 1}):
         source = grouped(torch.float32, 2, 16, 9 * 256).compile("triton", "persistent_dynamic", **options).source(*args)
@@ -117,13 +117,13 @@ def test_refusals() -> None:
     args, _ = by_group([4], 3, 5, torch.float32)
     program = grouped(torch.float32, 1, 3, 5)
     with pytest.raises(ScheduleError, match="resident= is for GPUs"):
-        program.compile("cpp", **STAYING)(*args)
+        program.compile("cpp", **RESIDENT)(*args)
     with pytest.raises(StrategyError, match="resident must be at least 1"):
         program.compile("triton", strategy="persistent_dynamic", resident=0)(*args)
     with pytest.raises(ScheduleError, match="rows=, uncut= and short_tile= do not apply"):
-        program.compile("triton", **STAYING, uncut=64)(*args)
+        program.compile("triton", **RESIDENT, uncut=64)(*args)
     with ir.Fusion("sums") as f:
         x, offsets = f.input((None, 3), torch.float32), f.input((None,), torch.int64)
         f.output(ops.sum(ops.as_nested(x, offsets), 1))
     with pytest.raises(ScheduleError, match="this program computes none"):
-        f.compile("triton", **STAYING)(args[0], args[1])
+        f.compile("triton", **RESIDENT)(args[0], args[1])

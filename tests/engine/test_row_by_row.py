@@ -303,5 +303,5 @@ def test_gather_with_indices_of_fewer_features(backend: str) -> None:
         gather(rows, dense), torch.stack([row[k, :1] for row, k in zip(rows.unbind(), dense[..., 0], strict=True)])
     )
     one = JaggedTensor.from_lengths(torch.randn(5, 1), [3, 2])
-    with pytest.raises(ShapeError, match="dim 2 has one position in one of them"):
+    with pytest.raises(ShapeError, match="dim 2 has size 1 in only one of them"):
         gather(one, one.with_values(at.expand(5, 2).contiguous()))

@@ -1,4 +1,4 @@
-"""Branches on numbers of the device: which names have one value for both sides.
+"""Branches on runtime values: names that are set in one side or in both.
 
 In: kernels as users write them. The oracle is plain Python, row by row.
 """

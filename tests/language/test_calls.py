@@ -872,7 +872,7 @@ def stored_later(x: torch.Tensor, out: torch.Tensor, turned: bool) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 def test_one_memory_is_read_only_before_it_is_stored_to(backend: str) -> None:
-    """Other reads of it might be those of the memory as it was."""
+    """A later read might return the old contents."""
     x, out = torch.arange(5.0), torch.zeros(5)
     for kernel, wanted in ((stored_twice, x * 2), (stored_again, x + 1)):
         with pytest.raises(KernelError, match=r"out, which the kernel stores to, shares memory with x"):

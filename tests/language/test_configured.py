@@ -1,7 +1,6 @@
-"""What a kernel is decorated with: names that mean nothing are refused, and what has no effect is said.
+"""Settings of kernels: unknown names are refused, and settings without effect are reported.
 
-In: configurations, settings of the decorator, backends, environment variables. Out: a failure where one of them is misspelt and
-nobody notices.
+In: configurations, settings of the decorator, backends, environment variables. Out: a failure where a misspelt one is accepted.
 """
 
 from __future__ import annotations

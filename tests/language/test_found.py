@@ -1,6 +1,6 @@
-"""Programs on which compiled kernels once gave other numbers than the interpreter, as small as they get.
+"""Regressions: minimal kernels that once failed, or gave other results than the interpreter or torch.
 
-In: kernels of a few lines, each called as it was when it failed. Out: a failure for a backend that differs from the interpreter.
+In: kernels of a few lines, each called as it was when it failed. Out: a failure for each backend that is wrong again.
 """
 
 from __future__ import annotations
@@ -562,7 +562,7 @@ def test_names_that_statements_bind(backend: str) -> None:
 
 @pytest.mark.parametrize("what", ["slice", "range", "full", "features"])
 def test_values_without_elements_are_refused(backend: str, what: str) -> None:
-    """They once had one element, which was read past the end of memory."""
+    """They once had one element, which was read from past the end of the tensor."""
 
     @serrate.kernel
     def k(x, n):
@@ -622,7 +622,7 @@ def test_the_end_of_a_loop_that_runs_no_iteration(backend: str) -> None:
 
 
 def test_integers_times_a_number_have_the_default_dtype(backend: str) -> None:
-    """As in torch, whether the number is an argument or is written there."""
+    """As in torch, for arguments and for literals."""
 
     @serrate.kernel
     def k(x, y, scale):

@@ -1,4 +1,4 @@
-"""Kernels that carry the maximum of a row, and do something else with the same elements.
+"""Kernels that carry the maximum of a row, and use the same elements for something else.
 
 In: kernels as users write them. The oracle is plain torch, row by row.
 """
@@ -39,7 +39,7 @@ def smoothed_loss(logits: JaggedTensor, target: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_widened_elements_are_summed_as_well(backend: str) -> None:
-    """Lanes that a maximum was given as -inf count as 0 in a sum of the same elements."""
+    """Lanes that are masked as -inf for a maximum count as 0 in a sum of the same elements."""
     x, target = rows(torch.bfloat16), torch.tensor([1, 0, 63, 0, 5])
     wanted = [
         torch.logsumexp(row, 0) - 0.9 * row[k] - 0.1 * row.mean() if len(row) else torch.tensor(torch.nan, dtype=torch.float64)
@@ -115,7 +115,7 @@ def statistics(x: JaggedTensor, y: JaggedTensor, n: int) -> torch.Tensor:
 @pytest.mark.parametrize("strategy", ["maskless", "masked"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_empty_row_adds_nothing_to_a_sum_of_exponentials(backend: str, strategy: str) -> None:
-    """Also in a block with longer rows, or in a loop that runs on for another tensor: e^(-inf - -inf) would be NaN."""
+    """Even in a block with longer rows, or in a loop that continues for another tensor: e^(-inf - -inf) would be NaN."""
     x, y = (JaggedTensor.from_lengths(torch.randn(9), lengths) for lengths in ([5, 0, 4, 0], [0, 2, 7, 0]))
     wanted = [torch.stack([torch.logsumexp(row, 0) for row in t.unbind()]) for t in (x, y)]
     found = serrate.kernel(statistics, strategy=strategy).on(backend)(x, y, 8)

@@ -269,7 +269,7 @@ def test_a_jagged_tile_beside_two_dims_of_its_rows() -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 def test_a_carried_value_takes_the_lanes_it_begins_with(backend: str) -> None:
-    """It begins in lanes of its own, and goes on in those of a range; another goes on in those of the first."""
+    """One begins as `hl.zeros` and is then assigned lanes of a range; the other is then assigned the value of the first."""
 
     @serrate.kernel
     def k(x: torch.Tensor, before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

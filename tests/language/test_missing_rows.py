@@ -1,4 +1,4 @@
-"""Kernels that ask for rows of nested rows that do not exist, and count positions whose conditions are not simple ends.
+"""Kernels that read rows of nested rows that do not exist, and count positions under conditions other than `index < end`.
 
 In: kernels as users write them, with every strategy that may apply. The oracle is plain torch, row by row; Triton's interpreter
 checks every access to memory.

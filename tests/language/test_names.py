@@ -118,7 +118,7 @@ def test_a_container_and_its_parts_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
 def test_numbers_that_size_a_loop(backend: str) -> None:
-    """Sizes are computed by Python that the compiler writes, which has names of its own."""
+    """Sizes are computed by generated Python, which uses these names itself."""
 
     @serrate.kernel
     def k(x: torch.Tensor, numbers: int, min: int, max: int) -> torch.Tensor:

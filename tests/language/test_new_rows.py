@@ -1,4 +1,4 @@
-"""Kernels called with new rows: most such calls find their program by what they have in common with an earlier call."""
+"""Kernels called with new rows: most such calls find their program by an outline, which they share with an earlier call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_batch_after_batch(backend: str) -> None:
 
 
 def test_rows_of_one_tensor_or_of_two() -> None:
-    """With the very same rows, a tile of one is a tile of the other; other rows are read by their own boundaries."""
+    """If two tensors share one `Rows` object, a tile of one is a tile of the other; otherwise, each has its own boundaries."""
     for lengths, others in (([3, 2], [2, 3]), ([1, 4], [0, 5]), ([2, 2], [4, 0])):
         x, apart = rows(lengths), rows(others)
         same = x.with_values(torch.randn_like(x.values))
@@ -124,7 +124,7 @@ def sums_of_lines(x: JaggedTensor) -> torch.Tensor:
 
 
 def test_rows_of_dim_1() -> None:
-    """The size of a dim that holds rows is not part of what calls have in common."""
+    """The size of a dim that holds rows is not part of an outline."""
     for lengths in ([2, 1], [1, 2], [4, 3], [0, 6], [4, 3]):
         values = torch.randn(5, sum(lengths))
         got = sums_of_lines(JaggedTensor.from_csr(values, torch.tensor([0, lengths[0], sum(lengths)]), dim=1))

@@ -1,7 +1,7 @@
 """Kernels that read an element, store to it, and read it again: the second read gives what was stored.
 
-In: kernels with both reads in one place, on two sides of a loop, a branch or an atomic addition. Out: a failure for a backend or
-strategy that differs from a loop over plain numbers.
+In: kernels with both reads in one body, or before and after a loop, a branch or an atomic addition. Out: a failure for a backend
+or strategy that differs from a loop over plain numbers.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ def around_a_branch_plain(x: Numbers, out: Numbers) -> None:
         x[r] = out[r] * 100 + first
 
 
-def until(x: torch.Tensor, out: torch.Tensor) -> None:
+def repeated(x: torch.Tensor, out: torch.Tensor) -> None:
     for r in hl.grid(x.size(0)):
         while out[r] < 5:
             out[r] = out[r] + 2
 
 
-def until_plain(x: Numbers, out: Numbers) -> None:
+def repeated_plain(x: Numbers, out: Numbers) -> None:
     for r in range(len(x)):
         while out[r] < 5:
             out[r] += 2
@@ -133,7 +133,7 @@ KERNELS: dict[str, tuple[Callable[..., None], Callable[[Numbers, Numbers], None]
     "an atomic addition": (atomic, atomic_plain),
     "around a loop": (around_a_loop, around_a_loop_plain),
     "around a branch": (around_a_branch, around_a_branch_plain),
-    "until": (until, until_plain),
+    "repeated until large": (repeated, repeated_plain),
     "neighbours": (neighbours, neighbours_plain),
 }
 

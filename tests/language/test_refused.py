@@ -150,7 +150,7 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (shape_that_changes, (X,), "the carried value acc has shape"),
     (fixed_lanes_meet_a_tile, (X,), "to no tile in another"),
     (wrong_dim, (X,), "dim 1 does not exist"),
-    (ragged_bound, (JT,), "use jt.max_length, rows end at their own length"),
+    (ragged_bound, (JT,), "use jt.max_length; each row still ends at its own length"),
     (broken_lanes, (X,), "hl.tile: "),
 ]
 
@@ -300,20 +300,20 @@ def appended_by_every_program(x: torch.Tensor, sums: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        (summed_in_a_list, "totals, a list, changes in a loop over tiles: only names are carried"),
-        (changed_in_a_branch, "found, a list, changes in an `if` on a runtime value"),
-        (appended_in_a_while, "seen, a list, changes in a `while` on a runtime value"),
-        (appended_by_every_program, "parts, a list, changes in a loop over tiles"),
+        (summed_in_a_list, "totals, a list, is modified in a loop over tiles: this happens only once"),
+        (changed_in_a_branch, "found, a list, is modified in an `if` on a runtime value"),
+        (appended_in_a_while, "seen, a list, is modified in a `while` on a runtime value"),
+        (appended_by_every_program, "parts, a list, is modified in a loop over tiles"),
     ],
 )
 def test_containers_that_change_in_a_loop(kernel: Callable[..., None], message: str) -> None:
-    """The change would happen once, while the loop is traced."""
+    """The modification would happen only once, while the loop is traced."""
     with pytest.raises(KernelError, match=message):
         serrate.kernel(kernel)(X.clone(), [])
 
 
 def test_containers_that_stay_as_they_are() -> None:
-    """They may be made anew in every iteration, and change in a loop that runs while the kernel is traced."""
+    """They may be created in every iteration, and be modified in a loop that runs while the kernel is traced."""
 
     @serrate.kernel
     def k(x: torch.Tensor) -> torch.Tensor:

@@ -521,7 +521,7 @@ def test_what_the_last_tile_leaves_in_memory_depends_on_the_tile(backend: str) -
                 out[b] = total
         return out
 
-    with pytest.raises(KernelError, match=r"out is stored to at the same place in every iteration of the tile of line \d+, and"):
+    with pytest.raises(KernelError, match=r"every iteration of the tile of line \d+ stores to the same elements of out, so"):
         last.on(backend)(ragged())
     x = torch.randn(3, 11)
     torch.testing.assert_close(fixed.on(backend)(x), x[:, 8:].sum(1))

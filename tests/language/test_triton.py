@@ -57,7 +57,7 @@ def test_branches_and_loops_on_numbers_of_the_device() -> None:
 
 @pytest.mark.parametrize("strategy", ["maskless", "masked"])
 def test_rows_beside_the_first_and_the_last_are_not_read(strategy: str) -> None:
-    """Their offsets must not be read before the loop either, to see how many blocks are whole."""
+    """Their offsets must not be read before the loop either, where the number of whole blocks is computed."""
 
     def with_neighbours(x: JaggedTensor) -> torch.Tensor:
         out = torch.empty(x.num_rows)
@@ -78,7 +78,7 @@ def test_rows_beside_the_first_and_the_last_are_not_read(strategy: str) -> None:
 
 @pytest.mark.parametrize("backend", ["interpreted", "cpp", "triton"])
 def test_scans_of_several_rows_at_once(backend: str) -> None:
-    """Rows that a block has room for, but that are not there, have no offsets to read."""
+    """A block may cover more rows than there are; the missing ones have no offsets to read."""
 
     def by_values(left: Any, starts: Any, right: Any, begins: Any) -> Any:
         return torch.where(begins, right, left + right), starts | begins
@@ -126,7 +126,7 @@ def test_bits_of_truth_values_are_truth_values() -> None:
 
 
 def test_a_value_that_is_read_twice_is_printed_once() -> None:
-    """Forty times: as a tree, the last value would have 2^40 leaves."""
+    """Printed as a tree, the last value would have 2^40 leaves."""
 
     def folded(x: JaggedTensor) -> JaggedTensor:
         out = torch.empty_like(x)

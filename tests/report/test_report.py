@@ -88,7 +88,7 @@ def test_rows_are_named_by_their_arguments() -> None:
 
 def test_the_reason_for_a_plan_says_where_it_comes_from() -> None:
     asked = serrate.kernel(norms.fn, strategy="masked").explain(rows())
-    assert (asked.stages[0].strategy, asked.stages[0].why) == ("masked", "it was asked for")
+    assert (asked.stages[0].strategy, asked.stages[0].why) == ("masked", "it was requested")
     with serrate.batch_invariant():
         assert "batch_invariant" in softmax.explain(rows()).stages[0].why
     long = JaggedTensor.from_lengths(torch.ones(400_010, 4), [400_000, 10])

@@ -1,19 +1,12 @@
-"""Offsets that a program computes on a device: checked there in one launch, without a structure; errors surface at a later call.
+"""Offsets that a program computes on a GPU: checked there in one launch, without a structure; errors surface at a later call.
 
-In: a device that is not there, in a process of its own. Out: failures if a check is left out or repeated.
+In: calls on a fake device, in a separate process. Out: failures if a check is left out or repeated.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from tests.runtime.on_fake_device import needs_fake_device, run_on_fake_device
 
-import pytest
-import torch
-
-ROOT = Path(__file__).resolve().parents[2]
 CALLS = """
 import ctypes
 import torch
@@ -61,9 +54,6 @@ else:
 """
 
 
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="stands in for a GPU only where torch has none")
+@needs_fake_device
 def test_computed_offsets_are_checked_once_per_call() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "SERRATE_TUNE": "never", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-c", CALLS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_on_fake_device(CALLS)

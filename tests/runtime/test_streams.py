@@ -1,23 +1,18 @@
-"""Several streams of a GPU: none uses what another computes for itself, unless it waits for that.
+"""Several streams of a GPU: none uses what another computes, unless it waits for it.
 
-In: a device that is not there, with streams that are only addresses, in a process of its own; and a GPU, if there is one. Out:
-failures if arrays that one stream derives from offsets serve a call on another, or if another does not wait for lengths.
+In: calls on a fake device, whose streams are only addresses, in a separate process; and on a GPU, if there is one. Out: failures
+if arrays that were derived on one stream serve a call on another, or if another stream does not wait for lengths.
 """
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import serrate
 from serrate import JaggedTensor
+from tests.runtime.on_fake_device import needs_fake_device, run_on_fake_device
 
-ROOT = Path(__file__).resolve().parents[2]
 CALLS = """
 import torch
 from benchmarks import fake_device
@@ -49,12 +44,9 @@ assert [each.cuda_stream for each in fake_device.kept_for] == [2, 3]
 """
 
 
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="stands in for a GPU only where torch has none")
+@needs_fake_device
 def test_each_stream_derives_its_own_arrays() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "SERRATE_TUNE": "never", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-c", CALLS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_on_fake_device(CALLS)
 
 
 @pytest.mark.gpu

@@ -45,7 +45,7 @@ def test_every_tile_has_a_reason(made: Callable[[], ir.Fusion], strategy: str, b
 def test_what_is_asked_for_is_said() -> None:
     args = (torch.ones(6, 4), torch.tensor([0, 2, 6]))
     tiles = Compiled(softmax(), "cpp", "maskless", tile=16).plan(*args).tiles
-    assert {str(t) for t in tiles} == {"r0 by 16: asked for"}
+    assert {str(t) for t in tiles} == {"r0 by 16: requested"}
 
 
 def test_the_tiles_of_a_kernel_have_reasons() -> None:
@@ -61,6 +61,6 @@ def test_the_tiles_of_a_kernel_have_reasons() -> None:
 
     jt = JaggedTensor.from_lengths(torch.ones(5), [2, 3])
     (variant,) = sums.on("reference").variants(jt)
-    assert [str(t) for t in variant.plan.tiles] == ["tk by 64: asked for"]
+    assert [str(t) for t in variant.plan.tiles] == ["tk by 64: requested"]
     (masked,) = serrate.kernel(sums.fn, strategy="masked").on("reference").variants(jt)
     assert "tb by 8: 8 rows are processed together, as lanes" in map(str, masked.plan.tiles)

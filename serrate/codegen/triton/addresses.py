@@ -36,7 +36,7 @@ def is_narrow(e: Expr, last: Mapping[Symbol, int]) -> bool:
 def reach(e: Expr, last: Mapping[Symbol, int]) -> int | None:
     """The largest absolute value of an index that is computed in 32 bits; None for one that has 64."""
     most = _reach(e, last, []) if is_narrow(e, last) else None
-    # A number of its own is a part of nothing, and may be larger.
+    # `is_narrow` checks the parts of an expression; a constant alone has none.
     return most if most is not None and most < 2**31 else None
 
 

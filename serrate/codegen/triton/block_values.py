@@ -141,10 +141,10 @@ class ValuePrinter(IndexPrinter):
             with self.protected(value.guard):
                 return self._existing(value, lanes)
         assert isinstance(value, Call), value
-        asked, rest = conditions_of(value) if value.function in ("lt", "le", "gt", "ge") else ((), value)
-        if asked and rest is None:
+        comparisons, rest = conditions_of(value) if value.function in ("lt", "le", "gt", "ge") else ((), value)
+        if comparisons and rest is None:
             # A comparison of positions: lanes have 32 bits.
-            return f"({self.condition(asked[0], lanes)})"
+            return f"({self.condition(comparisons[0], lanes)})"
         args = [self.value(a, lanes, guard) for a in value.args]
         if value.function == "cast":
             return self._cast(value, args[0])
@@ -218,11 +218,11 @@ class ValuePrinter(IndexPrinter):
         return text if self._varies_over(value, lanes) == set(lanes) else f"tl.broadcast_to({text}, {shape_of(lanes)})"
 
     def _varies_over(self, value: Value, lanes: Lanes) -> set[Lane]:
-        """The lanes that a value has a position for."""
+        """The lanes along which a value may vary."""
         return {lane for each in value.walk() for lane in self._own_lanes(each, lanes)}
 
     def _own_lanes(self, value: Value, lanes: Lanes) -> Collection[Lane]:
-        """The lanes that a value has a position for, without those of its arguments."""
+        """The lanes along which a value may vary, whatever its arguments."""
         if isinstance(value, Load):
             return self.pointer(value.tensor, value.index, lanes)[1]
         if isinstance(value, Held) and not self.single:
@@ -234,8 +234,8 @@ class ValuePrinter(IndexPrinter):
         if isinstance(value, Load) and self.pointer(value.tensor, value.index, lanes)[1] != set(lanes):
             return None
         if isinstance(value, Held):
-            asked, number = self.absent.get(value.local.name, ((), None))
-            known = value.local.lanes == lanes and all(_is_implied(g, asked, lanes) for g in guard)
+            filled, number = self.absent.get(value.local.name, ((), None))
+            known = value.local.lanes == lanes and all(_is_implied(g, filled, lanes) for g in guard)
             return number if known and not self.single else None
         return self.others.get(self.shared.get((id(value), lanes, guard), ""))
 
@@ -252,8 +252,8 @@ class ValuePrinter(IndexPrinter):
         return None
 
     def _has_terms(self, maximum: Value, lanes: Lanes, guard: Guard) -> bool:
-        """Whether a guard certainly holds at some position for each lane of a maximum. Otherwise a row may be empty, its maximum
-        -inf, and e^(-inf - -inf) NaN."""
+        """Whether a maximum certainly has a term in each of its lanes: otherwise a row may be empty, its maximum -inf, and
+        e^(-inf - -inf) NaN."""
         reduced = {lane.symbol for lane in set(lanes) - self._varies_over(maximum, lanes)}
         return all(g.symbols <= reduced and not g.left.arrays | g.right.arrays for g in guard if g.symbols & reduced)
 
@@ -263,7 +263,7 @@ class ValuePrinter(IndexPrinter):
         self._forget_if(lambda v: isinstance(v, Held) and v.local.name == local)
 
     def forget_memory(self, memory: Tensor) -> None:
-        """Invalidates values computed from what was in memory before a store."""
+        """Invalidates values that were loaded from memory that a store has changed."""
         self._forget_if(lambda v: isinstance(v, Load) and v.tensor.memory is memory)
 
     def _forget_if(self, changes: Callable[[Value], bool]) -> None:

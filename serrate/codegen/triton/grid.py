@@ -1,8 +1,8 @@
-"""Grids: the positions that Triton programs take, and their order.
+"""Grids: which indices of grid loops a Triton program has.
 
-In: the grid loops of a kernel, outermost first, and its body. Out: the lines that compute the indices of these loops, given a
-position. All loops share one axis of the launch. Positions count along the innermost loop first, except in matrix products with
-many blocks along it. There, programs that run at the same time take a square of blocks, which share both operands in cache:
+In: the grid loops of a kernel, outermost first, and its body. Out: the lines that compute the indices of these loops from a
+position. All loops share one axis of the launch. Consecutive positions are along the innermost loop, except in matrix products
+with many blocks along it. There, programs that run at the same time compute a square of blocks, and share both operands in cache:
 
     row by row    0  1  2  3  4  5      swizzled,     0  2  4  6  8 10
                   6  7  8  9 10 11      by two rows   1  3  5  7  9 11
@@ -17,8 +17,8 @@ from serrate.ir.loops import Bind, Dot, For, Held, Load, Node, nodes
 from serrate.ir.values import Value
 
 SQUARE = 8
-"""The rows of blocks that are taken together, if the innermost loop has more blocks than this. (Eight by sixteen blocks occupy an
-H200 once.)"""
+"""The number of rows of blocks that are computed together, if the innermost loop has more blocks than this. (Eight by sixteen
+blocks occupy an H200 once.)"""
 
 
 def has_products(body: Sequence[Node]) -> bool:
@@ -27,7 +27,7 @@ def has_products(body: Sequence[Node]) -> bool:
 
 
 def is_swizzled(loops: Sequence[For], body: Sequence[Node]) -> bool:
-    """Whether these are loops over blocks of matrix products, of which one operand is the same along the innermost loop."""
+    """Whether these loops are over blocks of matrix products, each with one operand that is constant along the innermost loop."""
     if len(loops) != 2 or any(loop.sparse for loop in loops):
         return False
     inner = loops[1]
@@ -39,7 +39,7 @@ def is_swizzled(loops: Sequence[For], body: Sequence[Node]) -> bool:
 
 
 def _dependent_on(index: Symbol, body: Sequence[Node]) -> set[Symbol]:
-    """A loop's index, and the names of what is computed from it."""
+    """A loop's index, and the names of values computed from it."""
     found = {index}
     for node in nodes(tuple(body)):
         if isinstance(node, Bind) and node.expr.symbols & found:
@@ -48,16 +48,16 @@ def _dependent_on(index: Symbol, body: Sequence[Node]) -> set[Symbol]:
 
 
 def _reads_at(operand: Value, symbols: set[Symbol]) -> bool:
-    """Whether these decide what is read for an operand. A private block may depend on anything."""
-    return any(isinstance(v, Held) or (isinstance(v, Load) and _decide(symbols, v.index)) for v in operand.walk())
+    """Whether the elements that an operand reads depend on these symbols. A private block may depend on anything."""
+    return any(isinstance(v, Held) or (isinstance(v, Load) and _depends_on(v.index, symbols)) for v in operand.walk())
 
 
-def _decide(symbols: set[Symbol], index: Sequence[Expr]) -> bool:
+def _depends_on(index: Sequence[Expr], symbols: set[Symbol]) -> bool:
     return any(e.symbols & symbols for e in index)
 
 
 def index_lines(loops: Sequence[For], sizes: Sequence[str], body: Sequence[Node]) -> Iterator[str]:
-    """Assigns the indices of loops at `position`, innermost first; `sizes` are those of the grid, as divisors."""
+    """Lines that compute the indices of loops from `position`, innermost first; `sizes` are the loops' extents, as divisors."""
     if is_swizzled(loops, body):
         rows, columns = sizes
         places = f"position // {columns}, position % {columns}"

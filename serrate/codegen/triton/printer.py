@@ -95,16 +95,17 @@ def print_triton(
 ) -> TritonSource:
     """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks.
 
-    `stages`: how many blocks the loops over rows keep in flight, for each kernel; 1 by default. `resident`: for each kernel,
-    whether its programs compute one block of a matrix product after another. `boxes`: whether a copy engine reads what it may
-    read.
+    `stages`: for each kernel, how many blocks its loops over rows keep in flight; 1 by default. `resident`: for each kernel,
+    whether its programs stay on their multiprocessor and compute one block of a matrix product after another. `boxes`: whether a
+    copy engine reads the operands that it can read.
     """
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
     count = len(program.kernels)
-    for kernel, flying, stays in zip(program.kernels, stages or [1] * count, resident or [False] * count, strict=True):
+    options = zip(program.kernels, stages or [1] * count, resident or [False] * count, strict=True)
+    for kernel, in_flight, is_resident in options:
         grids = _grids(kernel)
-        printers = [_TritonPrinter(program, each, flying, stays, boxes, interpreted, combiners) for each in grids]
+        printers = [_TritonPrinter(program, each, in_flight, is_resident, boxes, interpreted, combiners) for each in grids]
         text, launch = printers[0].run() if len(grids) == 1 else _joined(kernel, printers)
         parts.append(text)
         launches.append(launch)
@@ -257,9 +258,9 @@ class _TritonPrinter(ValuePrinter):
         loops = [n for n in heads if isinstance(n, For)]
         resident = self.resident and bool(loops)
         shared = resident or any(loop.sparse for loop in loops)
-        own = {n.symbol for n in heads}
-        # Loops are counted to their extent if programs share them, else to what the host knows of that.
-        ends = {n: n.extent if n.sparse or (resident and not n.extent.symbols & own) else n.bound for n in loops}
+        computed = {n.symbol for n in heads}
+        # Loops that programs share end at their extent; others at the bound that the host knows.
+        ends = {n: n.extent if n.sparse or (resident and not n.extent.symbols & computed) else n.bound for n in loops}
         first, step = ("tl.program_id(0).to(tl.int64)", "tl.num_programs(0)") if alone else ("first", "step")
         if shared:
             extents = " * ".join(map(self.index, ends.values()))

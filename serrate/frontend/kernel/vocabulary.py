@@ -85,9 +85,9 @@ def expand_keys(key: Any, count: int) -> list[Any]:
     return keys
 
 
-def instead_of_size(x: Any) -> str:
-    """What to write instead of the size of a ragged dim as a bound; empty for other bounds."""
-    return ": use jt.max_length, rows end at their own length" if isinstance(x, RaggedSize) else ""
+def ragged_bound_hint(bound: Any) -> str:
+    """A suggestion for a message, if a loop bound is the size of a ragged dim; empty for other bounds."""
+    return ": use jt.max_length; each row still ends at its own length" if isinstance(bound, RaggedSize) else ""
 
 
 def loop_bounds(what: str, begin_or_end: Any, end: Any, block_size: Any, *, step: bool) -> list[tuple[Any, Any, Any]]:
@@ -150,3 +150,15 @@ def product_dtype(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     if a != b and {a, b} not in ({torch.float32, torch.float16}, {torch.float32, torch.bfloat16}):
         refuse(f"a matrix product of {a} and {b}: dtypes must be equal; convert one of them, with .to(...)")
     return carried_dtype(a if a == b else torch.float32) if a.is_floating_point else torch.int64
+
+
+def dot_dtype(left: torch.dtype, right: torch.dtype) -> torch.dtype:
+    """The dtype of an `hl.dot` of these dtypes: float32 for 16-bit floats, int32 for integers of fewer than 32 bits.
+
+    >>> dot_dtype(torch.bfloat16, torch.bfloat16), dot_dtype(torch.int8, torch.int16), dot_dtype(torch.int64, torch.int8)
+    (torch.float32, torch.int32, torch.int64)
+    """
+    common = torch.promote_types(left, right)
+    if common.is_floating_point:
+        return carried_dtype(common)
+    return torch.int32 if common.itemsize < 4 else common

@@ -7,17 +7,15 @@ structure is derived from the old one. A place out of bounds gives 0 and touches
 from __future__ import annotations
 
 import builtins
-import functools
 import itertools
-import operator
 from collections.abc import Sequence
 
 import torch
 
 from serrate.errors import DtypeError, ShapeError
-from serrate.frontend.broadcast import apart, match
+from serrate.frontend.broadcast import apart, broadcast, index_into, match
 from serrate.frontend.ops.common import Number, counted, counting, dim_of, require_equal, row_of
-from serrate.frontend.ops.elementwise import add, cast, mul, typed
+from serrate.frontend.ops.elementwise import cast, typed
 from serrate.frontend.ops.levels import Part, inside, rebuilt
 from serrate.frontend.ops.reductions import amin
 from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
@@ -132,20 +130,22 @@ def index(x: TensorView, indices: TensorView, dim: int = 0, *, name: str = "inde
 
 
 def index_together(x: TensorView, indices: Sequence[TensorView], dim: int) -> TensorView:
-    """`x` at `indices` along neighbouring dims, the first of which is `dim`: the indices are broadcast together, and their dims
-    replace those. Negative indices count from the end."""
-    every = range(dim, dim + len(indices))
-    for k in every:
+    """`x` indexed by several tensors, for consecutive dims from `dim` on. The index tensors are broadcast together; their dims
+    replace the indexed ones. Negative indices count from the end."""
+    indexed = range(dim, dim + len(indices))
+    for k in indexed:
         if counted(x, k) or x.domains[k].is_ragged:
-            raise ShapeError(f"several tensors of indices select along dense dims only, and dim {k} of {shown(x)} is not one")
-    given = [_integers("index", each) for each in indices]
-    # Each in the dims of all.
-    nothing: TensorView = functools.reduce(operator.add, [mul(each, 0) for each in given])
-    given = [add(each, nothing) for each in given]
-    own = apart(x.fusion, given[0].domains, [d for k, d in enumerate(x.domains) if k not in every])
-    found: Places = tuple(_at(each, own, _length("index", x, k)) for k, each in zip(every, given, strict=True))
-    domains = (*x.domains[:dim], *own, *x.domains[dim + len(given) :])
-    places: Places = (*x.domains[:dim], *found, *x.domains[dim + len(given) :])
+            raise ShapeError(
+                f"several index tensors in one key select along dense dims only; dim {k} of {shown(x)} is ragged or counts rows"
+            )
+    integers = [_integers("index", each) for each in indices]
+    shared, _ = broadcast(x.fusion, "index by tensors", integers)
+    index_dims = apart(x.fusion, shared, [d for k, d in enumerate(x.domains) if k not in indexed])
+    found: Places = tuple(
+        _at(each, index_into(each, index_dims), _length("index", x, k)) for k, each in zip(indexed, integers, strict=True)
+    )
+    domains = (*x.domains[:dim], *index_dims, *x.domains[indexed.stop :])
+    places: Places = (*x.domains[:dim], *found, *x.domains[indexed.stop :])
     return pulled(x.fusion, x.dtype, domains, x.at(places))
 
 
@@ -200,7 +200,7 @@ def gather(x: TensorView, dim: int, indices: TensorView, *, name: str = "gather"
                 "JaggedTensor.from_padded(y, jt.lengths) for the second"
             )
         if k != dim and own.is_single != other.is_single and (own.is_single or k in inside):
-            raise ShapeError(f"{name} of {both(x, indices)}: dim {k} has one position in one of them, and dims do not broadcast")
+            raise ShapeError(f"{name} of {both(x, indices)}: dim {k} has size 1 in only one of them, and dims do not broadcast")
         if k != dim:
             later = f"{name} of {both(x, indices, later=True)}, dim {k}"
             match(x.fusion, f"{name} of {both(x, indices)}, dim {k}", own, other, later)

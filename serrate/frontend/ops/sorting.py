@@ -38,7 +38,7 @@ class ValuesIndices(NamedTuple):
 
 
 def library(function: str, targets: list[Tensor], given: list[TensorView], *options: int | Expr) -> tuple[TensorView, ...]:
-    """Records a library call. Its arguments are whole tensors: a view whose elements have another order in memory is copied."""
+    """Records a library call. It reads whole tensors, so a view whose elements are in another order in memory is copied."""
     own = [x if is_in_memory_order(x) else set(x) for x in given]
     statement = Library(function, tuple(targets), tuple(x.at(x.domains) for x in own), options)
     domains = {d.uid: d for x in own for d in x.domains}
@@ -46,8 +46,8 @@ def library(function: str, targets: list[Tensor], given: list[TensorView], *opti
 
 
 def is_in_memory_order(x: TensorView) -> bool:
-    """Whether a tensor stores its elements in the order of its dims. So does a view that only merges dims of its base, or makes
-    rows of them."""
+    """Whether the elements of a tensor are in memory in the order of its dims. This includes views that only merge dims of their
+    base, or make rows of them."""
     stored = x.tensor.memory.storage
     if x.tensor.base is None or any(d.extent_expr.arrays for d in stored):
         return x.tensor.base is None
@@ -55,7 +55,7 @@ def is_in_memory_order(x: TensorView) -> bool:
 
 
 def _unmerged(domains: Sequence[IterDomain]) -> list[int]:
-    """The domains that these were merged from, in order, by uid."""
+    """The uids of the domains that these were merged from, in order."""
     found: list[int] = []
     for domain in domains:
         made = domain.definition

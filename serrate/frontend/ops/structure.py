@@ -246,8 +246,8 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorVie
         else:
             numbers[0] = int(sizes[0])
     unknown = [k for k, size in enumerate(numbers) if size == -1]
-    first_may_be = 1 if unknown else 0  # without elements, -1 could be anything
-    if len(unknown) > 1 or any(size < (1 if k else first_may_be) for k, size in enumerate(numbers) if k not in unknown):
+    least_first = 1 if unknown else 0  # with a first size of 0, -1 could be any size
+    if len(unknown) > 1 or any(size < (1 if k else least_first) for k, size in enumerate(numbers) if k not in unknown):
         raise ShapeError(
             f"unflatten: sizes must be positive, and at most one may be -1; the first may be 0 if none is -1; got {tuple(sizes)}"
         )

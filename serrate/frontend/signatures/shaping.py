@@ -61,11 +61,12 @@ def select(input: TensorView, dim: int, index: int) -> TensorView:
 
 
 def narrow(input: TensorView, dim: int, start: int, length: int) -> TensorView:
-    """As in torch, positions that are not there are an error; a row may have fewer."""
-    extent = None if input.domains[dim % input.ndim].is_ragged else input.domains[dim % input.ndim].extent_expr.value
-    room = -start if start < 0 else None if extent is None else extent - start
-    if length < 0 or (room is not None and length > room) or (extent is not None and start < -extent):
-        raise ShapeError(f"narrow: dim {dim} of {shown(input)} has no {length} positions from {start} on")
+    """As in torch, positions past either end of a dense dim raise; rows that end earlier give the positions that they have."""
+    domain = input.domains[dim % input.ndim]
+    extent = None if domain.is_ragged else domain.extent_expr.value
+    available = -start if start < 0 else None if extent is None else extent - start
+    if length < 0 or (available is not None and length > available) or (extent is not None and start < -extent):
+        raise ShapeError(f"narrow: start {start} with length {length} is out of range for dim {dim} of {shown(input)}")
     if start < 0:
         return ops.slice(ops.slice(input, dim, start), dim, 0, length)
     return ops.slice(input, dim, start, start + length)
@@ -159,7 +160,7 @@ def is_floating_point(input: TensorView) -> bool:
 
 
 def getitem(input: TensorView, key: Any) -> TensorView:
-    """`x[...]`: integers, slices, None and integer tensors, as in torch: neighbouring tensors are broadcast together."""
+    """`x[...]` with integers, slices, None and integer tensors. As in torch, several index tensors are broadcast together."""
     keys = list(key) if isinstance(key, tuple) else [key]
     taken = len([k for k in keys if k is not None and k is not Ellipsis])
     if taken > input.ndim:
@@ -170,7 +171,7 @@ def getitem(input: TensorView, key: Any) -> TensorView:
     runs = [(indexes, [*run]) for indexes, run in itertools.groupby(keys, lambda k: isinstance(k, TensorView))]
     if sum(indexes for indexes, _ in runs) > 1:
         raise ShapeError(
-            "tensors of indices that are not side by side are not supported in traced functions: permute the dims before"
+            "index tensors in the key of a traced tensor must be next to each other: first permute the dims that they index"
         )
     at = 0
     for indexes, run in runs:
@@ -192,7 +193,7 @@ def getitem(input: TensorView, key: Any) -> TensorView:
 
 
 def _picked(input: TensorView, indices: Sequence[TensorView], dim: int) -> tuple[TensorView, int]:
-    """The elements at tensors of indices, from `dim` on, and the dim after those of the indices."""
+    """`input` indexed by tensors from `dim` on, and the first dim of the result after theirs."""
     if any(index.dtype == torch.bool for index in indices):
         raise ShapeError("the number of elements a mask selects is not known while tracing; use where, or index before the call")
     found = ops.index(input, indices[0], dim, from_end=True) if len(indices) == 1 else index_together(input, indices, dim)

@@ -1,7 +1,7 @@
 """Barriers: lanes that run at the same time wait for each other where one needs what another has stored.
 
 In: a loop program for a target whose lanes are threads. Out: the same; a barrier separates two accesses to memory, of which at
-least one stores, unless the second certainly finds the first done:
+least one stores, unless the first is certainly complete when the second begins:
 
     [i] t[i] = x[i] * 2                 [i] t[i] = x[i] * 2
     [i] y[i] = t[n - 1 - i]      ->     barrier
@@ -10,10 +10,11 @@ least one stores, unless the second certainly finds the first done:
 The thread that stores an element need not be the one that reads it, even for the same lanes: blocks of loads and of stores are
 spread over threads independently. No barrier is needed
 
-- after a read, for a store to the same element that is computed from what was read: it waits for that value anyway. If anything
+- between a read and a store to the same element of a value computed from it: the store waits for that value anyway. If anything
   else uses what was read, the store must wait: several threads may read an element that one of them stores;
-- between stores of one statement in one iteration, or to the same elements by the same lanes, which the same threads do, and
-  between two atomic additions. Like torch, this assumes that stores through an index tensor go to distinct places;
+- between stores of one statement in one iteration, between stores to the same elements by the same lanes, because the same
+  threads execute both, and between two atomic additions. Like torch, this assumes that stores through an index tensor go to
+  distinct elements;
 - between accesses to different columns, as in `y[i, :4]` and `y[i, 4:]`;
 - between iterations of a loop that certainly access different elements, and between positions of a grid, which are independent.
 """
@@ -49,7 +50,7 @@ from serrate.schedule.dependences import Access, accesses, uncast
 
 def barriers(program: LoopProgram) -> LoopProgram:
     """Adds barriers between accesses of a worker to the same memory."""
-    return per_kernel(program, lambda k: _Worker(k.body).body(k.body) if _may_conflict(k.body) else k.body)
+    return per_kernel(program, lambda k: _BarrierInserter(k.body).body(k.body) if _may_conflict(k.body) else k.body)
 
 
 def _may_conflict(body: Body) -> bool:
@@ -77,21 +78,21 @@ def _is_looked_up(loop: For | While, access: Access) -> bool:
 
 
 Place = tuple[Tensor, tuple[Expr, ...], Lanes]
-"""Which element of a tensor each lane accesses."""
+"""The element of a tensor that each lane accesses."""
 Reading = tuple[int, Place]
-"""What a statement, by its id, reads."""
+"""A read: the id of its statement, and the elements."""
 
 
 class Earlier(NamedTuple):
-    """An access that some lanes may not have done yet."""
+    """An access that may be incomplete in some lanes."""
 
     access: Access
     in_place: bool
-    """Whether it reads what is used only to compute what is then stored there."""
+    """Whether it is a read whose value is used only to compute what is then stored there."""
 
 
 Pending = dict[Earlier, bool]
-"""Of each access, whether it may be one of an earlier iteration, to other elements."""
+"""Accesses, each with whether it may belong to an earlier iteration, and so to other elements."""
 
 
 def _joined(*parts: Pending) -> Pending:
@@ -102,8 +103,8 @@ def _joined(*parts: Pending) -> Pending:
     return found
 
 
-class _Worker:
-    """Goes through the statements of a kernel in order."""
+class _BarrierInserter:
+    """Visits the statements of a kernel in order, and keeps track of the accesses that may be incomplete."""
 
     def __init__(self, body: Body) -> None:
         self.pending: Pending = {}
@@ -123,8 +124,8 @@ class _Worker:
             before, after = self.pending, Pending()
 
             def branch(body: Body) -> Body:
-                self.pending = dict(before)
                 nonlocal after
+                self.pending = dict(before)
                 made = self.body(body)
                 after = _joined(after, self.pending)
                 return made
@@ -166,14 +167,15 @@ def _place(access: Access) -> Place:
 
 
 def _moves(loop: For | While, access: Access) -> bool:
-    """Whether an access of one iteration is to other elements than the same access of the next."""
+    """Whether an access may be to different elements in different iterations of a loop."""
     changing = {x.name for n in effects((loop,)) for x in written_by(n)}
     changing |= {n.symbol.name for n in nodes((loop,)) if isinstance(n, For | Bind)}
     return not names_in(*access.index).isdisjoint(changing)
 
 
 def _moves_on(loop: For | While, access: Access) -> bool:
-    """As `_moves`; of a store, whether it may then replace what other lanes have stored."""
+    """Whether an access of an earlier iteration may be to other elements; for a store, whether it may overwrite those of other
+    lanes."""
     return _overwrites(loop, access) if access.stores else _moves(loop, access)
 
 
@@ -188,12 +190,12 @@ def _are_apart(loop: For | While, memory: Tensor) -> bool:
 
 
 def _read_in_place(body: Body) -> set[Reading]:
-    """What is read only to compute what is then stored there."""
+    """The reads whose values are used only to compute what is then stored to the same elements."""
     every = list(nodes(body))
     sources: dict[str, set[Reading]] = {}
     users: dict[Reading, list[Node]] = {}
     count = -1
-    # Until nothing changes: a loop may carry a block to a later iteration, through several others.
+    # Repeats until nothing changes: a value may pass through several carried blocks before it is used.
     while count != sum(map(len, sources.values())):
         count, users = sum(map(len, sources.values())), {}
         for node in every:
@@ -225,8 +227,8 @@ def _conflict(earlier: Earlier, moved: bool, later: Access) -> bool:
 
 
 def _never_meet(one: Access, other: Access) -> bool:
-    """Whether two accesses are to different elements, whatever the loops are at: along some dim, all places of one are before
-    all places of the other."""
+    """Whether two accesses are to different elements in any iterations: along some dim, all indices of one are below all indices
+    of the other."""
     for mine, its in zip(one.index, other.index, strict=True):
         a, b = _span(mine, one.lanes), _span(its, other.lanes)
         if a is not None and b is not None and (a[1] < b[0] or b[1] < a[0]):
@@ -235,7 +237,7 @@ def _never_meet(one: Access, other: Access) -> bool:
 
 
 def _span(index: Expr, lanes: Lanes) -> tuple[int, int] | None:
-    """The first and last place that an index has for these lanes; None if it depends on anything else."""
+    """The least and the largest value of an index over these lanes; None if it depends on anything else."""
     last = {lane.symbol: lane.size - 1 for lane in lanes}
     start = index.constant if isinstance(index, Sum) else index.value or 0
     ends = [factor * last[term] for term, factor in terms_of(index) if isinstance(term, Symbol) and term in last]

@@ -147,8 +147,8 @@ def _open(tensor: Tensor, index: Sequence[Expr], facts: Facts) -> Guard:
 
 
 def _near(e: Expr, facts: Facts) -> Iterable[Expr]:
-    """The facts that mention symbols of an expression. Where an element of a derived array is read does not matter: all of them
-    are in bounds."""
+    """The facts that mention symbols of an expression, except symbols that only index a derived array: whichever of its elements
+    is read, the runtime owns it."""
     own = _symbols_outside_derived(e)
     return (fact for fact in facts.known if fact.symbols & own)
 

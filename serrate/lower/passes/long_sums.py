@@ -14,9 +14,9 @@ Every addition rounds the running sum, so its error grows with the number of add
 flush. `wide` is float64. A loop that ends before the first flush does no extra work. A scan that sums keeps the flushed total
 beside its carry and adds it to every position. The error of a product does not depend on its size, so scans that multiply carry
 float64. On targets without branches, each group is summed into its own block, in the same dtype, and every scan carries float64;
-matrix products are left to the matrix units. If only the sum over the lanes of that block is needed, each group ends with it, so
-that a worker never holds two blocks: they would take twice the registers, and leave room for fewer loads in flight. A loop of a
-single group is separate, so that it runs as if it were known to be short:
+matrix products are left to the matrix units. If only the sum over the lanes of that block is needed, each group ends with that
+sum, so that a worker never holds two blocks: they would take twice the registers, and fewer loads could be in flight. A single
+group gets a branch without the loop over groups, so that it runs as if it were known to be short:
 
     lanes<r> = 0                        t = 0
     serial k < n:                       if n <= 64:  part<r> = 0;  serial k < n: [r] part sum= x[k, r];  [r] t sum= part
@@ -293,7 +293,7 @@ def _as(value: Value, dtype: torch.dtype) -> Value:
 
 
 def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str, facts: Facts) -> For:
-    """A loop over groups, each summed into its own block; the loop itself if it is short."""
+    """A loop over groups, each of which is summed into its own block; the same loop if it is short."""
     own = [local for local in locals_ if all(isinstance(n, Reduce) for n in nodes(loop.body) if _writes(n, local))]
     own = [local for local in own if not _loops_inside(loop, [local]) and list(_direct(loop.body, local))]
     if not own or _short(loop, GROUP) or facts.prove(const(GROUP) - loop.extent):
@@ -306,8 +306,8 @@ def _in_parts(names: Names, loop: For, locals_: Sequence[Local], suffix: str, fa
 
 
 def _with_lanes_summed(body: Body, loops: tuple[For, For]) -> Body:
-    """A body in which a loop, given with its groups, ends with the sum over its lanes, where nothing else needs the lanes. If all
-    groups do, a loop of a single group is separate."""
+    """A body whose groups end with the sum over their lanes, where nothing else needs the lanes. If that holds for all sums, a
+    single group gets a branch. `loops` are a loop and the loop over groups that has replaced it."""
     loop, groups = loops
     for end in (n for n in groups.body if isinstance(n, Reduce)):
         body = _with_lanes_of(end, body, groups.symbol)
@@ -325,8 +325,8 @@ def _sums_lanes(node: Reduce) -> bool:
 
 
 def _with_lanes_of(end: Reduce, body: Body, group: Symbol) -> Body:
-    """A body whose groups end with the sum over the lanes of `end.local`: if nothing else uses this block, and nothing uses the
-    sum while groups are added to it."""
+    """A body whose groups end with the sum over the lanes of `end.local`; the same body if anything else uses this block, or uses
+    the sum before all groups are added to it."""
     at = next(k for k, n in enumerate(body) if isinstance(n, For) and n.symbol is group)
     loop, block = body[at], end.local
     users = [n for n in body if n is not loop and _uses(n, block)]

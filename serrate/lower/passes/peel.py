@@ -85,13 +85,13 @@ def _peeled(loop: For, names: Names) -> list[Node]:
     starts = {g: start for g in guards if g not in ends and (start := _bound(g, loop, start_of)) is not None}
     met = functools.reduce(maximum, dict.fromkeys(starts.values()), const(0))
     met = maximum(minimum(met, loop.extent), const(0))
-    safe, read = _protected(ends, loop, names)
-    limit = functools.reduce(minimum, dict.fromkeys(safe.values()), loop.extent)
+    readable, named = _protected(ends, loop, names)
+    limit = functools.reduce(minimum, dict.fromkeys(readable.values()), loop.extent)
     # Nothing is whole in a row that ends before it begins.
     if not (ends or starts) or (limit.value is not None and limit.value <= 0):
         return [loop]
     inner = _decided(settled(loop.body, {**ends, **starts}.keys()), {**ends, **starts}.keys())
-    begin, named, first = const(0), read, list[Node]()
+    begin, first = const(0), list[Node]()
     if starts:
         begin = symbol(names.of((loop, "first"), f"first_{loop.symbol}"), 0)
         named.append(Bind(begin, met, (), ()))
@@ -168,18 +168,19 @@ def _bound(condition: Less, loop: For, solved: Callable[[Less, Symbol], Expr | N
 
 
 def _protected(ends: Bounds, loop: For, names: Names) -> tuple[Bounds, list[Node]]:
-    """The bounds, with names for those that can be read only under conditions which the loop itself checks: the row before each
-    row may not be there. If it is not, a name holds any number, which bounds statements that then do nothing."""
+    """The bounds, and definitions of names for those that may be read only under conditions that the loop itself checks. For
+    example, the first row has no row before it: there, the name holds an arbitrary number, which bounds only statements that do
+    nothing."""
     lanes = {lane.symbol for s in effects(loop.body) for lane in s.lanes}
     found, named = dict(ends), list[Node]()
     for condition, end in ends.items():
         rows = {s for e in end.walk() if isinstance(e, Element) for s in e.index.symbols} - {loop.symbol}
-        asked = [
-            [g for g in each if g.symbols & rows and g.symbols.isdisjoint({loop.symbol, *lanes})]
-            for each in _asked(loop.body, ())
-            if condition in each
+        users = [
+            [g for g in guard if g.symbols & rows and g.symbols.isdisjoint({loop.symbol, *lanes})]
+            for guard in _guards_of_uses(loop.body, ())
+            if condition in guard
         ]
-        always = tuple(g for g in asked[0] if all(g in each for each in asked))
+        always = tuple(g for g in users[0] if all(g in guard for guard in users))
         if always:
             name = symbol(names.of((loop, condition), f"end_{loop.symbol}"), None, None)
             named.append(Bind(name, end, (), always))
@@ -187,8 +188,8 @@ def _protected(ends: Bounds, loop: For, names: Names) -> tuple[Bounds, list[Node
     return found, named
 
 
-def _asked(body: Body, around: tuple[Less, ...]) -> Iterator[tuple[Less, ...]]:
-    """The conditions under which each statement of a loop runs, and those of each of its reads and selects."""
+def _guards_of_uses(body: Body, around: tuple[Less, ...]) -> Iterator[tuple[Less, ...]]:
+    """The conditions under which each statement of a loop runs, and under which each of its reads and selects takes effect."""
     for node in body:
         if isinstance(node, Effect):
             inside = (*around, *node.guard)
@@ -201,7 +202,7 @@ def _asked(body: Body, around: tuple[Less, ...]) -> Iterator[tuple[Less, ...]]:
         for k, part in enumerate(bodies(node)):
             # The guard of a branch holds in its first part, that of a while loop in its second.
             holds = (isinstance(node, If) and k == 0) or (isinstance(node, While) and k == 1)
-            yield from _asked(part, (*around, *node.guard) if holds and isinstance(node, If | While) else around)
+            yield from _guards_of_uses(part, (*around, *node.guard) if holds and isinstance(node, If | While) else around)
 
 
 def _decided(body: Body, known: Collection[Less]) -> Body:

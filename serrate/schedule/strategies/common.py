@@ -98,7 +98,7 @@ def _of_rows(domain: IterDomain) -> bool:
 
 def block_size(asked: int | None, usual: int, target: Target) -> Sized:
     """The requested size, or else the usual one, rounded up to what the target supports."""
-    return rounded(Sized(asked, "asked for") if asked else usual, target)
+    return rounded(Sized(asked, "requested") if asked else usual, target)
 
 
 def shapes(program: TileProgram) -> list[Shape]:
@@ -149,8 +149,8 @@ def for_look_ups(target: Target) -> Target:
     """The target with blocks for rows that are looked up and summed. Many small workers, each a warp that loads a block into
     registers, keep more rows in flight than few large ones. A worker reads rows as whole as possible, because workers that share
     a row would each look it up. (Bags of 16 rows of 512 bytes: 63% of a copy's speed on an H200; 50% with two warps; 50% with
-    half rows; 22% with two warps, half rows and three stages.) The rows of a block are in the same threads, which add them up at
-    once: partial results of all lanes would take the registers that the next loads need."""
+    half rows; 22% with two warps, half rows and three stages.) Each thread adds up its elements of all rows of a block at once:
+    partial results for all lanes would take the registers that the next loads need."""
     target = replace(target, column_bytes=2 * target.column_bytes, factors_blocks=False)
     return replace(target, largest=LOOKED_UP, simple_block=LOOKED_UP, block=LOOKED_UP)
 

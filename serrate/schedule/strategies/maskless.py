@@ -5,7 +5,7 @@ for c:  for r[c]: s   ->   grid c:  serial ro:  lanes ri: s       (ro ends with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from serrate.ir.tile import TileProgram
 from serrate.ir.values import Role
@@ -58,8 +58,8 @@ def maskless(
     if keep and not program.axes and _shares_rows(recorder.program):
         return maskless(program, target, tile, keep_rows=False, warps=warps, stages=stages)
     warps = warps or warps_for(program, target, small=small, look_ups=look_ups)
-    made = recorder.plan("maskless", warps, stages or stages_for(program, target, look_ups=look_ups))
-    return replace(made, combines_lanes=look_ups)
+    stages = stages or stages_for(program, target, look_ups=look_ups)
+    return recorder.plan("maskless", warps, stages, combines_lanes=look_ups)
 
 
 @dataclass(frozen=True)

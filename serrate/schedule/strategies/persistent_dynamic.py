@@ -128,8 +128,8 @@ def _pieces(
     finish = replace(target, widest=min(target.widest, FINISH[1]), finish=math.prod(FINISH)) if shares and apart else target
     schedule(recorder, target, PiecesOfRows(tile, piece, chunk, whole_rows, finish), lanes)
     warps = warps or warps_for(program, target, small=small, look_ups=look_ups)
-    made = recorder.plan("persistent_dynamic", warps, stages or stages_for(program, target, look_ups=look_ups))
-    return replace(made, combines_lanes=look_ups)
+    stages = stages or stages_for(program, target, look_ups=look_ups)
+    return recorder.plan("persistent_dynamic", warps, stages, combines_lanes=look_ups)
 
 
 def _longest(elements: int, shares: bool, work: RowWork, target: Target, phases: Sequence[Shape]) -> int:
@@ -161,7 +161,7 @@ def _with_short_rows(
 
 
 def _require_products(program: TileProgram, target: Target) -> None:
-    """Raises where resident programs would mean nothing."""
+    """Raises if resident programs are not possible."""
     if not target.many_workers:
         raise ScheduleError("resident= is for GPUs: on a CPU, each thread computes many blocks anyway")
     if program.axes:
