@@ -91,18 +91,28 @@ def _is_for_triton(item: pytest.Item) -> bool:
     return named or item.get_closest_marker("triton") is not None
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Says that tests are left out: they are too many to list them as skipped."""
+    return "sampled: tests with many parameters run for some of them (SERRATE_TEST_FULL=1: all)" if _samples(config) else None
+
+
+def _samples(config: pytest.Config) -> bool:
+    """Whether `sampled` tests are sampled in this run. Tests that the command names run with all their parameters."""
+    return SAMPLED and not any("::" in name for name in config.args)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips, with the reason, what this machine or this kind of run does not do."""
-    if not INTERPRETED:
-        # Thousands of tests of the other process would hide the skipped ones of this one.
-        others = [item for item in items if not item.get_closest_marker("gpu") and not _is_for_triton(item)]
-        config.hook.pytest_deselected(items=others)
-        dropped = set(others)
-        items[:] = [item for item in items if item not in dropped]
-    left_out = _left_out(items) if SAMPLED else set()
+    """Deselects tests of the other process, and parameters that are not in the sample. Skips, with the reason, tests that this
+    machine or this kind of run cannot run."""
+    left_out = _left_out(items) if _samples(config) else set()
+
+    def belongs(item: pytest.Item) -> bool:
+        return item.nodeid not in left_out and (INTERPRETED or _is_for_triton(item) or item.get_closest_marker("gpu") is not None)
+
+    # Thousands of them would hide those that are skipped.
+    config.hook.pytest_deselected(items=[item for item in items if not belongs(item)])
+    items[:] = filter(belongs, items)
     for item in items:
-        if item.nodeid in left_out:
-            item.add_marker(pytest.mark.skip(reason="not in the sample: set SERRATE_TEST_FULL=1"))
         if item.get_closest_marker("slow") and not FULL:
             item.add_marker(pytest.mark.skip(reason="slow: set SERRATE_TEST_FULL=1"))
         if item.get_closest_marker("gpu") and INTERPRETED:
