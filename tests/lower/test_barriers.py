@@ -238,6 +238,20 @@ def in_turn(x: torch.Tensor, t: torch.Tensor, n: int) -> torch.Tensor:
     return out
 
 
+def chained(x: torch.Tensor, t: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The wait for `u`, from the iteration before, makes the wait for `v` needless; that one also served `t`."""
+    for _ in hl.grid(1):
+        i = hl.arange(4)
+        for k in hl.grid(x.size(0)):
+            count = t[i]
+            v[i] = x[k, :]
+            total = u[i]
+            t[i] = count + 1
+            v[i] = v[i] * 2
+            u[i] = total + x[k, :]
+    return t
+
+
 def scattered(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(x.size(0))
     for _ in hl.grid(1):
@@ -261,6 +275,12 @@ def test_an_outer_iteration_waits_for_what_inner_ones_have_stored() -> None:
     kernel = serrate.kernel(in_turn)
     torch.testing.assert_close(kernel.on("triton")(x, t, n), (x * n + 1).flip(0))
     assert 1 in of(kernel, x, t, n)
+
+
+def test_a_wait_that_moves_leaves_others_to_be_waited_for() -> None:
+    x, (t, u, v) = torch.randn(5, 4), torch.zeros(3, 4)
+    torch.testing.assert_close(serrate.kernel(chained).on("triton")(x, t, u, v), torch.full((4,), 5.0))
+    torch.testing.assert_close((u, v), (x.sum(0), x[4] * 2))
 
 
 def test_iterations_that_store_at_indices_from_memory_do_not_wait() -> None:

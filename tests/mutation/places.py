@@ -331,6 +331,7 @@ LOWER = [
         ("return not same or moved or not in_place", "return not same"),
         ("if all(isinstance(n, Assign) or is_stored(n, each[1]) for n in found)}", "}"),
         ("        if _count(alone) < _count(made):", "        if False:"),
+        ("            if grown == carried:", "            if carried or grown == carried:"),
         ("for e in self.pending if not _are_apart(loop, e.access.tensor)}", "for e in self.pending}"),
     ),
     *_of(

@@ -109,6 +109,8 @@ class _BarrierInserter:
     def __init__(self, body: Body) -> None:
         self.pending: Pending = {}
         self.in_place = _read_in_place(body)
+        self._loops: dict[tuple[int, frozenset[tuple[Earlier, bool]]], tuple[Node, Pending]] = {}
+        """By the id of the loop, and what is incomplete before it: inner loops are visited in every repetition of outer ones."""
 
     def body(self, body: Body) -> Body:
         return kept(body, [new for node in body for new in self.node(node)])
@@ -137,20 +139,34 @@ class _BarrierInserter:
 
     def _loop(self, loop: For | While) -> tuple[Node, ...]:
         before = self.pending
-        self.pending = dict(before)
-        inward(loop, self.body)
-        carried = {e: _moves_on(loop, e.access) for e in self.pending if not _are_apart(loop, e.access.tensor)}
-        self.pending = _joined(before, carried)
-        made = inward(loop, self.body)
-        after = self.pending
+        made, after = self._repeated(loop, before)
         if before and _count(made):
-            self.pending = dict(carried)
-            alone = inward(loop, self.body)
+            alone, left = self._repeated(loop, {})
             if _count(alone) < _count(made):
                 # What comes before the loop is waited for once, not in every iteration.
+                self.pending = left
                 return (Barrier(), alone)
+        # There may be no iteration.
         self.pending = _joined(before, after)
         return (made,)
+
+    def _repeated(self, loop: For | While, before: Pending) -> tuple[Node, Pending]:
+        """A loop that runs while these accesses may be incomplete, and the accesses that may be incomplete after an iteration.
+
+        What one iteration leaves is incomplete in the next, where it may move a barrier, so that more is left: repeats until
+        nothing is added."""
+        key = (id(loop), frozenset(before.items()))
+        found = self._loops.get(key)
+        carried: Pending = {}
+        while found is None:
+            self.pending = _joined(before, carried)
+            made = inward(loop, self.body)
+            left = {e: _moves_on(loop, e.access) for e in self.pending if not _are_apart(loop, e.access.tensor)}
+            grown = _joined(carried, left)
+            if grown == carried:
+                found = self._loops[key] = (made, self.pending)
+            carried = grown
+        return found
 
     def _statement(self, node: Node) -> tuple[Node, ...]:
         own = [Earlier(a, not a.stores and (id(node), _place(a)) in self.in_place) for a in accesses((node,))]
