@@ -40,7 +40,7 @@ def maskless(
 ) -> Plan:
     """A plan with rows on the grid; `tile` is the number of positions per block, `lanes` the tile sizes of a kernel. `short`:
     whether most rows are short; `pivots`: whether moments are sums about a pivot, for which lengths must have a known bound."""
-    recorder = Recorder(program)
+    recorder, given = Recorder(program), target
     prepare(recorder)
     small = False
     if target.factors_blocks and (short or program.axes):
@@ -56,7 +56,7 @@ def maskless(
         in_two_passes(recorder, keep)
     schedule(recorder, target, WholeRows(tile), lanes)
     if keep and not program.axes and _shares_rows(recorder.program):
-        return maskless(program, target, tile, keep_rows=False, warps=warps, stages=stages)
+        return maskless(program, given, tile, False, warps, stages, lanes, short, pivots)
     warps = warps or warps_for(program, target, small=small, look_ups=look_ups)
     stages = stages or stages_for(program, target, look_ups=look_ups)
     return recorder.plan("maskless", warps, stages, combines_lanes=look_ups)
