@@ -102,7 +102,9 @@ ON_GPU: dict[str, dict[str, tuple[int | bool, ...]]] = {
     "persistent_dynamic": {"chunk": (1024, 8192), "warps": (2, 8), "uncut": (4096,), "resident": (1, 2)},
 }
 """Values of each option that are tried, one option at a time; none of them is the default everywhere."""
-OF_KERNELS = ("rows", "chunk", "warps")
+VARIED = frozenset(name for table in (ON_CPU, ON_GPU) for options in table.values() for name in options)
+"""All options that are varied."""
+OF_KERNELS = frozenset(("rows", "chunk", "warps"))
 """The options that matter to kernels, whose tiles are set by axis."""
 OF_PRODUCTS = frozenset(("resident",))
 """The options that matter only to matrix products."""
@@ -132,13 +134,12 @@ class Space:
     target: Target
     groups: tuple[TileGroup, ...] = ()
     """For a kernel: the axes whose tile sizes may vary."""
-    of_kernel: bool = False
     threads: int = 1
     """How many threads a CPU runs now."""
     calls: tuple[str, ...] = ()
     """The library functions that compute exactly this program."""
-    excluded: frozenset[str] = frozenset()
-    """Options that are not varied."""
+    varied: frozenset[str] = VARIED
+    """The options that matter to this program, and that the user left open."""
 
     def openings(self, hints: Hints = NO_HINTS) -> list[Candidate]:
         """The usual choice, library calls, for which nothing is compiled, and every other strategy once; the one that hints make
@@ -153,20 +154,17 @@ class Space:
         options, given = dict(candidate.options), dict(candidate.lanes)
         table = (ON_GPU if self.target.many_workers else ON_CPU).get(candidate.strategy, {})
         for name, values in table.items():
-            if name in self.excluded or (self.of_kernel and name not in OF_KERNELS):
-                continue
-            for value in values:
+            for value in values if name in self.varied else ():
                 if options.get(name) != value:
                     found.append(replace(candidate, options=tuple((options | {name: value}).items())))
-        if self.of_kernel:
-            for group in self.groups:
-                size = given.get(group.names[0], group.usual)
-                for factor in FACTORS:
-                    scaled = max(1, int(size * factor))
-                    scaled = scaled if group.most is None else min(scaled, group.most)
-                    if scaled != size:
-                        lanes = given | dict.fromkeys(group.names, scaled)
-                        found.append(replace(candidate, lanes=tuple(lanes.items())))
+        for group in self.groups:
+            size = given.get(group.names[0], group.usual)
+            for factor in FACTORS:
+                scaled = max(1, int(size * factor))
+                scaled = scaled if group.most is None else min(scaled, group.most)
+                if scaled != size:
+                    lanes = given | dict.fromkeys(group.names, scaled)
+                    found.append(replace(candidate, lanes=tuple(lanes.items())))
         return found
 
     def sharings(self, candidate: Candidate, hints: Hints = NO_HINTS) -> list[Candidate]:
@@ -194,13 +192,13 @@ def space_of(
     threads: int,
     fixed: Iterable[str] = (),
     calls: tuple[str, ...] = (),
-    excluded: frozenset[str] = frozenset(),
+    overridden: frozenset[str] = frozenset(),
 ) -> Space:
-    """The candidates for a program; the user chose the tiles of the `fixed` axes of a kernel. `calls` are library functions that
-    compute it, `excluded` options that are not varied."""
+    """The candidates for a program. The user chose the tiles of the `fixed` axes of a kernel, and the `overridden` options.
+    `calls` are library functions that compute the program."""
     if not program.axes:
-        excluded |= frozenset() if multiplies(program) else OF_PRODUCTS
-        return Space(usual, target, threads=threads, calls=calls, excluded=excluded)
+        varied = VARIED if multiplies(program) else VARIED - OF_PRODUCTS
+        return Space(usual, target, threads=threads, calls=calls, varied=varied - overridden)
     chosen = sizes(program, 1, target)
     groups: dict[tuple[object, object], TileGroup] = {}
     for axis in program.axes:
@@ -210,4 +208,4 @@ def space_of(
         known = groups.get(key)
         names = (axis.name,) if known is None else (*known.names, axis.name)
         groups[key] = TileGroup(names, chosen[names[0]], axis.size)
-    return Space(usual, target, tuple(groups.values()), of_kernel=True, threads=threads, excluded=excluded)
+    return Space(usual, target, tuple(groups.values()), threads=threads, varied=OF_KERNELS - overridden)

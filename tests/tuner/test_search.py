@@ -16,11 +16,11 @@ from serrate import ir, ops
 from serrate.schedule.strategies import STRATEGIES
 from serrate.schedule.target import CPU, GPU
 from serrate.tensor.hints import NO_HINTS, Hints
-from serrate.tuner.candidates import Candidate, Space, TileGroup, space_of
+from serrate.tuner.candidates import OF_KERNELS, VARIED, Candidate, Space, TileGroup, space_of
 from serrate.tuner.search import SPENT, Exhaustive, Halving, Searcher, Unfit
 
 SPACE = Space(Candidate("maskless"), CPU)
-OF_KERNEL = Space(Candidate("maskless"), CPU, (TileGroup(("k", "k2"), 64, None), TileGroup(("m",), 8, 16)), of_kernel=True)
+OF_KERNEL = Space(Candidate("maskless"), CPU, (TileGroup(("k", "k2"), 64, None), TileGroup(("m",), 8, 16)), varied=OF_KERNELS)
 SEARCHERS = [Halving(), Exhaustive()]
 
 
@@ -215,7 +215,7 @@ def test_a_new_strategy_is_tried_like_the_others(monkeypatch: pytest.MonkeyPatch
 def test_options_that_do_not_matter_are_not_varied() -> None:
     """Warps that the user has chosen for a kernel, and what only matrix products have."""
     candidate = Candidate("persistent_dynamic")
-    warps = [dict(c.options).get("warps") for c in Space(candidate, GPU, excluded=frozenset(("warps",))).variants(candidate)]
+    warps = [dict(c.options).get("warps") for c in Space(candidate, GPU, varied=VARIED - {"warps"}).variants(candidate)]
     assert warps and set(warps) == {None}
     for multiplies in (False, True):
         with ir.Fusion() as f:
