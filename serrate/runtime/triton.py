@@ -256,13 +256,8 @@ class TritonExecutable:
 
     def __init__(self, program: LoopProgram, options: Sequence[LaunchOptions], *, boxes: bool | None = None) -> None:
         self.program = program
-        self._printed = print_triton(
-            program,
-            stages=[each.stages for each in options],
-            resident=[each.resident is not None for each in options],
-            boxes=_copy_engine() if boxes is None else boxes,
-            interpreted=_interpreted(),
-        )
+        boxes = _copy_engine() if boxes is None else boxes
+        self._printed = print_triton(program, options, boxes=boxes, interpreted=_interpreted())
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, options, strict=True)]
@@ -333,7 +328,7 @@ def _programs(launch: Launch, most: int) -> Expr:
 def _most_shared(launch: Launch, own: LaunchOptions, device: torch.device) -> int:
     """The most programs that share a grid: for resident programs, as many as a device runs at a time; otherwise enough for a list
     that is mostly empty."""
-    if own.resident is not None and launch.stages is not None:
+    if launch.resident and own.resident is not None:
         return own.resident * (device_workers(device) if device.type == "cuda" else INTERPRETED)
     return max(SHARED // own.warps, 1)
 

@@ -83,6 +83,8 @@ class Launch:
     """The extents of the grid in which each program takes one position; None for a kernel without one."""
     shared: tuple[Expr, ...] | None
     """The extents of the grid that programs share, so that fewer suffice; None for a kernel without one."""
+    resident: bool
+    """Whether programs stay on their multiprocessor and compute one block of a matrix product after another."""
     stages: int | None
     """How many blocks the loops with matrix products keep in flight; None without products."""
 

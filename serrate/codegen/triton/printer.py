@@ -78,6 +78,7 @@ from serrate.ir.reductions import Reduction, reduction
 from serrate.ir.tile import GRID
 from serrate.ir.values import Call, Constant, Role, Tensor, Value, carried_dtype
 from serrate.lower.names import array_names
+from serrate.schedule.plan import LaunchOptions
 
 LEAST_PRODUCT = 16
 """The fewest rows, columns or depth that `tl.dot` takes."""
@@ -87,25 +88,21 @@ Combiners = dict[tuple[Reduction, tuple[torch.dtype, ...]], tuple[str, str]]
 
 def print_triton(
     program: LoopProgram,
+    options: Sequence[LaunchOptions] = (),
     *,
-    stages: Sequence[int] = (),
-    resident: Sequence[bool] = (),
     boxes: bool = False,
     interpreted: bool = False,
 ) -> TritonSource:
     """The program as a Triton module. Triton's interpreter multiplies 16-bit blocks wrongly, so it gets float32 blocks.
 
-    `stages`: for each kernel, how many blocks its loops over rows keep in flight; 1 by default. `resident`: for each kernel,
-    whether its programs stay on their multiprocessor and compute one block of a matrix product after another. `boxes`: whether a
-    copy engine reads the operands that it can read.
+    `options`: how each kernel is launched, if not in the usual way. `boxes`: whether a copy engine reads the operands that it can
+    read.
     """
     program, parts, launches = renamed(program, spellings(program, RESERVED)), [], []
     combiners: Combiners = {}
-    count = len(program.kernels)
-    options = zip(program.kernels, stages or [1] * count, resident or [False] * count, strict=True)
-    for kernel, in_flight, is_resident in options:
+    for kernel, own in zip(program.kernels, options or [LaunchOptions()] * len(program.kernels), strict=True):
         grids = _grids(kernel)
-        printers = [_TritonPrinter(program, each, in_flight, is_resident, boxes, interpreted, combiners) for each in grids]
+        printers = [_TritonPrinter(program, each, own, boxes, interpreted, combiners) for each in grids]
         text, launch = printers[0].run() if len(grids) == 1 else _joined(kernel, printers)
         parts.append(text)
         launches.append(launch)
@@ -127,7 +124,7 @@ def _joined(kernel: LoopKernel, printers: Sequence[_TritonPrinter]) -> tuple[str
     arrays = tuple(dict.fromkeys(a for launch in each for a in launch.arrays))
     symbols = tuple(dict.fromkeys(s for launch in each for s in launch.symbols))
     stages = min((launch.stages for launch in each if launch.stages is not None), default=None)
-    made = Launch(function_name(kernel.name), tensors, arrays, (), symbols, single.grid, listed.shared, stages)
+    made = Launch(function_name(kernel.name), tensors, arrays, (), symbols, single.grid, listed.shared, False, stages)
     positions = " * ".join(divisor(bound, printers[1].index) for bound in single.grid)
     lines = [
         *(f"    {s} = sr_wide({s})" for s in symbols),
@@ -157,8 +154,7 @@ class _TritonPrinter(ValuePrinter):
         self,
         program: LoopProgram,
         kernel: LoopKernel,
-        stages: int,
-        resident: bool,
+        options: LaunchOptions,
         boxes: bool,
         interpreted: bool,
         combiners: Combiners,
@@ -171,8 +167,8 @@ class _TritonPrinter(ValuePrinter):
             last_reads(kernel.body),
         )
         self.program, self.kernel, self.interpreted, self.combiners = program, kernel, interpreted, combiners
-        self.stages = stages
-        self.resident = resident and has_products(kernel.body)
+        self.stages = options.stages
+        self.resident = options.resident is not None and has_products(kernel.body)
         self.written = {n.tensor.memory for n in self.every if isinstance(n, Write)}
         self.factors: dict[tuple[int, Lanes, Guard], str] = {}
         """Blocks of products that were read before the loop."""
@@ -203,7 +199,8 @@ class _TritonPrinter(ValuePrinter):
             f"    {name} = tl.arange({lane.size}, {2 * lane.size})" for lane, name in self.compared.items()
         ]
         described = tuple(self.descriptors)
-        launch = Launch(function_name(kernel.name), tensors, arrays, described, symbols, grid, shared, product_stages(body))
+        name, stages, resident = function_name(kernel.name), product_stages(body), self.resident and shared is not None
+        launch = Launch(name, tensors, arrays, described, symbols, grid, shared, resident, stages)
         more = () if alone else ("first",) if shared is None else ("first", "step")
         return signature_line(launch, self.names, more) + "\n".join(self.lines) + "\n", launch
 
