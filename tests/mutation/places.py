@@ -1011,6 +1011,11 @@ FRONTEND = [
             ("tests/engine/test_operands.py",),
         ),
         ('fusion.checks.append(AtLeastLongest(other.extent_expr, chosen, f"{later}: the dense operand"))', "pass"),
+        (
+            "if any(entangled(chosen, d) for d in result)",
+            "if any(chosen.uid == d.uid for d in result)",
+            ("tests/engine/test_pairs_of_positions.py",),
+        ),
     ),
     *_of(
         "serrate/frontend/python_objects.py",
