@@ -21,6 +21,7 @@ import torch.nn.functional as functional
 from serrate.api.jit import Jitted
 from serrate.api.row_gradients import tables
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
+from serrate.frontend.capture import captured, is_tracing
 from serrate.frontend.keyed import pooled, side_by_side
 from serrate.frontend.ops.common import Lifted, described, python_number
 from serrate.frontend.ops.random import require_probability
@@ -101,6 +102,9 @@ class Eager:
             if kwargs.pop("inplace", *positional or (False,)):
                 return self.in_place(*args, **kwargs)
         if out is None:
+            if is_tracing():
+                # A ragged tensor that the traced function reaches: an input of the program, like any captured tensor.
+                args, kwargs = captured(args), captured(kwargs)
             places = self._new_numbers(args, kwargs)
             return self.program(*args, **kwargs) if places is None else self._read(places, args, kwargs)
         return self._into(out, args, kwargs)

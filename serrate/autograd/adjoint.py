@@ -161,9 +161,7 @@ class _Reverse:
         rule = LIBRARY.get(statement.function)
         if rule is None or gradient is None:
             raise GradientError(f"{statement.function} has no gradient: call it with detached tensors")
-        given = statement.values[0]
-        assert isinstance(given, Read)
-        self.add(given.tensor, rule(statement, gradient))
+        self.add(*rule(statement, gradient))
 
     def _value(self, value: Value, adjoint: Value, domains: Sequence[IterDomain], result: Value | None = None) -> None:
         """Reverse mode inside a value; `result` is an element that holds it."""

@@ -51,26 +51,26 @@ def _extremum(x: TensorView, out: TensorView, g: TensorView, dim: int) -> Tensor
     own = logical_or(isnan(x), eq(x, out))
     last = call("where", own.at(own.domains), position(x.domains[dim]), constant(-1, torch.int64), dtype=torch.int64)
     places = running("max", pulled(x.fusion, torch.int64, x.domains, last), dim, torch.int64)
-    return _at(x.tensor, places, g, dim)
+    return _at(x.tensor, places, g, dim)[1]
 
 
 SCANS: dict[str, ScanRule] = {"sum": _sum, "prod": _prod, "max": _extremum, "min": _extremum}
 """The reduction of a scan -> rule."""
 
 
-def _at(tensor: Tensor, places: TensorView, g: TensorView, dim: int) -> TensorView:
-    """The gradient of a tensor whose elements were taken at these places along a dim."""
+def _at(tensor: Tensor, places: TensorView, g: TensorView, dim: int) -> tuple[Tensor, TensorView]:
+    """The gradient of a tensor whose elements were taken at these places along a dim, or that of the memory it is a view of."""
     place = Place(index_read(0), (), (places.at(places.domains),))
     index = tuple(place if k == dim else d for k, d in enumerate(places.domains))
     taken = read(tensor, index)
     assert isinstance(taken, Read)
-    return transposed(g.fusion, taken, g.at(g.domains), places.domains)[1]
+    return transposed(g.fusion, taken, g.at(g.domains), places.domains)
 
 
 # --- library calls -------------------------------------------------------------------------------------------------------------
 
-LibraryRule = Callable[[Library, TensorView], TensorView]
-"""From the call, and the gradient of its first result: the gradient of its first argument."""
+LibraryRule = Callable[[Library, TensorView], tuple[Tensor, TensorView]]
+"""From the call, and the gradient of its first result: the first argument or the memory it is a view of, and its gradient."""
 
 
 def _given(statement: Library) -> Tensor:
@@ -79,7 +79,7 @@ def _given(statement: Library) -> Tensor:
     return given.tensor
 
 
-def _chosen(stored: int, statement: Library, g: TensorView) -> TensorView:
+def _chosen(stored: int, statement: Library, g: TensorView) -> tuple[Tensor, TensorView]:
     """The gradient of elements selected along a dim; the dim's number in memory order is one of the options."""
     x, at = _given(statement), statement.options[stored]
     assert isinstance(at, int)
@@ -87,7 +87,7 @@ def _chosen(stored: int, statement: Library, g: TensorView) -> TensorView:
     return _moved(statement, g, [d.uid for d in x.logical].index(along))
 
 
-def _sorted_rows(statement: Library, g: TensorView) -> TensorView:
+def _sorted_rows(statement: Library, g: TensorView) -> tuple[Tensor, TensorView]:
     """The gradient of rows sorted along the last dim of the second argument."""
     within = statement.values[1]
     assert isinstance(within, Read)
@@ -95,7 +95,7 @@ def _sorted_rows(statement: Library, g: TensorView) -> TensorView:
     return _moved(statement, g, [d.uid for d in _given(statement).logical].index(along))
 
 
-def _sorted_lines(statement: Library, g: TensorView) -> TensorView:
+def _sorted_lines(statement: Library, g: TensorView) -> tuple[Tensor, TensorView]:
     """The gradient of elements sorted across rows, along the dim whose positions the second argument holds."""
     along = statement.values[1]
     assert isinstance(along, Read)
@@ -105,7 +105,7 @@ def _sorted_lines(statement: Library, g: TensorView) -> TensorView:
     return _moved(statement, g, [d.uid for d in _given(statement).logical].index(number.domain.uid))
 
 
-def _moved(statement: Library, g: TensorView, dim: int) -> TensorView:
+def _moved(statement: Library, g: TensorView, dim: int) -> tuple[Tensor, TensorView]:
     places = g.fusion.view(statement.targets[1])
     return _at(_given(statement), copied(places), g, dim)
 

@@ -16,6 +16,7 @@ from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
 from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.transforms import entangled
 from serrate.ir.values import Index
 from serrate.ir.view import TensorView
 
@@ -48,7 +49,7 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
                     match(fusion, f"{operation} of {_operands(views)}, dim {dim}", chosen, other, later)
                 except ShapeError as error:
                     raise ShapeError(f"{error}{_per_row(fusion, rank, ordered)}") from None
-        result.append(_second_index(fusion, chosen) if any(d.uid == chosen.uid for d in result) else chosen)
+        result.append(_second_index(fusion, chosen) if any(entangled(chosen, d) for d in result) else chosen)
     result = [_counted_here(fusion, dim - rank, result, ordered) for dim in range(rank)]
     return tuple(result), [index_into(view, result) for view in views]
 
@@ -107,24 +108,24 @@ def under(component: IterDomain, rows: RaggedIterDomain, name: str) -> RaggedIte
 
 
 def _second_index(fusion: Fusion, domain: IterDomain) -> IterDomain:
-    """A second index over the extent of a dim that the result already has, as in `x.unsqueeze(2) - x.unsqueeze(1)`."""
+    """A second index over the extent of a dim that the result already has, as in `x.unsqueeze(2) - x.unsqueeze(1)`, or that a dim
+    of the result is made from, as in `x.unsqueeze(2) - x.unflatten(1, (2, 2)).unsqueeze(3)`."""
     if isinstance(domain, RaggedIterDomain):
         return under(domain.component, domain, fusion.fresh("r"))
     return apart(fusion, [domain], [domain])[0]
 
 
 def apart(fusion: Fusion, domains: Sequence[IterDomain], taken: Collection[IterDomain]) -> tuple[IterDomain, ...]:
-    """`domains`, with others over the same extents in place of those in `taken`: a second index over one extent.
+    """`domains`, with others over the same extents in place of those entangled with `taken`: a second index over one extent.
 
     Rows come with the dim that counts them: `[c0, r0]` becomes `[c1, r1]`. Outer levels are not copied.
     """
-    uids = {d.uid for d in taken}
     copies: dict[int, IterDomain] = {}
     found: list[IterDomain] = []
     for domain in domains:
         if isinstance(domain, RaggedIterDomain) and domain.component.uid in copies:
             domain = under(copies[domain.component.uid], domain, fusion.fresh("r"))
-        elif domain.uid in uids:
+        elif any(entangled(domain, d) for d in taken):
             if domain.is_ragged and copies:
                 raise ShapeError("rows of several levels cannot be dims of one result twice; flatten the outer level first")
             name = fusion.fresh("r" if domain.is_ragged else "d")

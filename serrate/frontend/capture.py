@@ -37,6 +37,11 @@ def records_gradients() -> bool:
     return _current.get() is None or torch.is_grad_enabled()
 
 
+def is_tracing() -> bool:
+    """Whether a function is being traced, so that ragged tensors that are not arguments are captured."""
+    return _current.get() is not None
+
+
 def captured(value: Any) -> Any:
     """Arguments of an operation, with every plain tensor replaced by a traced one."""
     return mapped(value, _captured)

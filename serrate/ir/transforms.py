@@ -235,6 +235,40 @@ def finish(transform: Transform, outputs: Outputs) -> Outputs:
     return outputs
 
 
+def entangled(one: IterDomain, other: IterDomain) -> bool:
+    """Whether the index of one domain restricts that of the other, so that they cannot both be dims of one tensor.
+
+    One is made from the other, or both are made from a third domain. Outputs of one transform have independent indices.
+
+    >>> whole = IterDomain(6)
+    >>> outer, inner = split(whole, 3)
+    >>> entangled(outer, inner), entangled(outer, whole), entangled(outer, split(whole, 2)[0])
+    (False, True, True)
+    """
+    if one.uid == other.uid:
+        return True
+    if one.definition is None and other.definition is None:
+        return False
+    uses, others = _uses(one), _uses(other)
+    return any(
+        not uses[uid] or not others[uid] or any(a is not b for a in uses[uid] for b in others[uid])
+        for uid in uses.keys() & others.keys()
+    )
+
+
+def _uses(domain: IterDomain) -> dict[int, list[Transform]]:
+    """The domains that a domain is made from, by uid, each with the transforms of it that lead there; none for the domain."""
+    found: dict[int, list[Transform]] = {domain.uid: []}
+    todo = [domain]
+    while todo:
+        made = todo.pop().definition
+        if made is not None:
+            todo += [source for source in made.inputs if source.uid not in found]
+            for source in made.inputs:
+                found.setdefault(source.uid, []).append(made)
+    return found
+
+
 def divisor(extent: Expr, *, ragged: bool = False) -> Expr:
     """An extent as a divisor: for an empty domain, which has no positions, any divisor will do.
 

@@ -49,10 +49,14 @@ def limits_of(program: TileProgram) -> dict[Array, Expr]:
                     found[array] = minimum(found.get(array, bound), bound)
     for node in reachable:
         if isinstance(node, RaggedIterDomain):
-            # Rows without a common extent, such as those of products: their end when they were checked.
-            for e in node.length.walk():
-                if isinstance(e, Element) and is_held(e.array) and not e.array.signed and e.array not in found:
-                    found[e.array] = most_of(e.array, node.component.extent_expr)
+            # Rows without a common extent, such as those of products: the end of the last, or the longest, as they were checked.
+            read = dict.fromkeys(e for e in node.length.walk() if isinstance(e, Element))
+            for array in dict.fromkeys(e.array for e in read):
+                if is_held(array) and not array.signed and array not in found:
+                    # An array of lengths has as many elements as there are rows; one of offsets has one more.
+                    lengths = array[COORDINATE] in read and array[COORDINATE + 1] not in read
+                    count = node.component.extent_expr
+                    found[array] = longest(array[COORDINATE], count) if lengths else most_of(array, count)
     return found
 
 

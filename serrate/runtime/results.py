@@ -138,6 +138,12 @@ def groups(view: TensorView) -> Groups:
                 f"a result of shape {shape_text(logical)} cannot be returned: dim {strange} holds or counts rows, but is "
                 "between other rows and the dim that counts them; permute the dims so that it comes before or after both"
             )
+        counting = [d.component.uid for d in (logical[j] for j in inside) if isinstance(d, RaggedIterDomain)]
+        if len(set(counting[:-1])) < len(counting) - 1:
+            raise ShapeError(
+                f"a result of shape {shape_text(logical)} cannot be returned: only the last two ragged dims can be counted "
+                "by the same dim; reduce one of them in the same traced function"
+            )
         before = tuple(sum(j < at for j in between) for at in inside[1:])
         found.append((tuple(logical[j] for j in inside), before))
         taken.update(inside)

@@ -354,3 +354,18 @@ def test_transforms_of_torch_func_are_refused() -> None:
         with pytest.raises(GradientError, match=r"torch\.func"):
             torch.vmap(total)(torch.randn(3, 5))
         total(x.values)  # with this call, the second round finds a bound program
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_gradients_of_heads_sorted_along_their_rows(dim: int) -> None:
+    """In memory, the heads come after the rows."""
+    values, row_values = (torch.arange(24.0).mul(7).remainder(25).reshape(6, 4).requires_grad_() for _ in range(2))
+    rows = JaggedTensor.from_lengths(values, [3, 0, 2, 1])
+    found = jit(lambda x: torch.sort(torch.stack([x, x * -2], 1), dim + 1).values)(rows)
+    expected = [torch.sort(torch.stack([r, r * -2]), dim).values for r in row_values.split([3, 0, 2, 1])]
+    found = found.transpose(1, 2).values  # [total, heads, features]
+    wanted = torch.cat(expected, 1).transpose(0, 1)
+    torch.testing.assert_close(found, wanted)
+    weights = torch.linspace(-1, 2, wanted.numel()).reshape(wanted.shape)
+    gradients = [torch.autograd.grad((each * weights).sum(), x)[0] for each, x in ((found, values), (wanted, row_values))]
+    torch.testing.assert_close(*gradients)

@@ -444,3 +444,22 @@ def test_a_traced_function_explains_its_plans() -> None:
     assert any(line.startswith("    ") and "lanes " in line for line in lines[lines.index(grid) :]), told
     assert not any("ragged." in line or "{" in line for line in lines), told
     assert len(lines) < len(plan.steps), told
+
+
+def test_ragged_tensors_of_objects_and_globals_are_operands_of_each_other() -> None:
+    class Batch:
+        def __init__(self, seed: int) -> None:
+            values = torch.randn(6, 2, generator=torch.Generator().manual_seed(seed))
+            self.tokens = JaggedTensor.from_lengths(values, [3, 0, 2, 1])
+
+    @jit
+    def total(batch: Batch) -> Any:
+        return (batch.tokens * 2).sum(1), torch.softmax(batch.tokens, 1)
+
+    batch = Batch(0)
+    for seed in range(3):
+        batch.tokens = Batch(seed).tokens
+        sums, weights = total(batch)
+        rows = batch.tokens.values.split([3, 0, 2, 1])
+        torch.testing.assert_close(sums, torch.stack([2 * row.sum(0) for row in rows]))
+        torch.testing.assert_close(weights.values, torch.cat([row.softmax(0) for row in rows]))

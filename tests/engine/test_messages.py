@@ -34,6 +34,13 @@ BOTH: list[tuple[type[Exception], str, Call, tuple[Any, ...]]] = [
         lambda x: x.sum(5),
         (ROWS,),
     ),
+    # three ragged dims that one dim counts
+    (
+        ShapeError,
+        "cannot be returned: only the last two ragged dims can be counted by the same dim; reduce one of them",
+        lambda x: x[:, :, None, None] * x[:, None, :, None] * x[:, None, None],
+        (FLAT,),
+    ),
     (ShapeError, "softmax: dim -4 does not exist: a tensor of shape (3, r0, 4)", lambda x: torch.softmax(x, -4), (ROWS,)),
     (ShapeError, "mean: dim 2 does not exist: a tensor of shape (3, r0) has dims 0 to 1", lambda x: x.mean((1, 2)), (FLAT,)),
     (

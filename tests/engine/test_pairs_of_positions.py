@@ -59,3 +59,40 @@ def test_pairs_of_a_dense_dim() -> None:
     w = torch.randn(5)
     found = jit(lambda x, w: w[:, None] - w[None] + 0 * x.sum())(features(), w)
     torch.testing.assert_close(found, w[:, None] - w[None])
+
+
+VIEWS: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "parts by the whole": (
+        lambda x: x.unflatten(2, (2, 3))[:, :, :, :, None] - x[:, :, None, None],
+        lambda r: r.unflatten(1, (2, 3))[:, :, :, None] - r[:, None, None],
+    ),
+    "one part by the whole": (lambda x: x.unflatten(2, (6, 1)) * x[:, :, None], lambda r: r.unflatten(1, (6, 1)) * r[:, None]),
+    "other parts": (
+        lambda x: x.unflatten(2, (2, 3))[:, :, :, 0, None] * x.unflatten(2, (3, 2))[:, :, None, :, 0],
+        lambda r: r.unflatten(1, (2, 3))[:, :, 0, None] * r.unflatten(1, (3, 2))[:, None, :, 0],
+    ),
+    "merged by a part": (
+        lambda x: (x.unflatten(2, (2, 3)) * 2).flatten(2)[:, :, :, None] - x.unflatten(2, (2, 3))[:, :, None, 0],
+        lambda r: 2 * r[:, :, None] - r[:, None, :3],
+    ),
+    "a product": (lambda x: x.unflatten(2, (6, 1)) @ x[:, :, None], lambda r: r[:, :, None] @ r[:, None]),
+    "einsum": (
+        lambda x: torch.einsum("bnij,bnk->bnijk", x.unflatten(2, (2, 3)), x),
+        lambda r: torch.einsum("nij,nk->nijk", r.unflatten(1, (2, 3)), r),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_one_dim_have_independent_indices(name: str, backend: str) -> None:
+    ours, of_row = VIEWS[name]
+    generator = torch.Generator().manual_seed(0)
+    values, row_values = (torch.randn(7, 6, generator=generator.manual_seed(0)).requires_grad_() for _ in range(2))
+    found = jit(ours, backend=backend)(JaggedTensor.from_lengths(values, LENGTHS))
+    expected = torch.cat([of_row(r) for r in row_values.split(LENGTHS)])
+    torch.testing.assert_close(found.values, expected)
+    weights = torch.randn(expected.shape, generator=generator)
+    (found.values * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(values.grad, row_values.grad, rtol=1e-4, atol=1e-4)

@@ -303,3 +303,20 @@ def test_rows_in_private_memory_say_nothing_about_where_groups_begin(backend: st
     torch.testing.assert_close(total, values.logsumexp(0))
     assert torch.equal(places.values, values.argmin(1))
     torch.testing.assert_close(weights.values, torch.cat([part.softmax(0) for part in values.split([3, 0, 7, 2])]))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_the_longest_row_of_a_product_may_be_the_first(backend: str) -> None:
+    """Columns by starts and lengths; the second stage reads the product, but not the columns themselves."""
+    rows = [torch.randn(n) for n in (4, 5, 2)]
+    columns = [torch.randn(n) for n in (7, 4, 3)]
+    gaps = JaggedTensor.from_starts(
+        torch.cat([torch.cat([column, torch.zeros(2)]) for column in columns]), torch.tensor([0, 9, 15]), torch.tensor([7, 4, 3])
+    )
+
+    def program(x: Any, y: Any) -> Any:
+        return torch.sort(x[:, :, None] * y[:, None], dim=1).values[:, :1]
+
+    found = jit(program, backend=backend)(JaggedTensor.from_list(rows), gaps)
+    for own, row, column in zip(found.unbind(), rows, columns, strict=True):
+        torch.testing.assert_close(own.unbind()[0], (row[:, None] * column).min(0).values)

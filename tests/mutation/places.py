@@ -490,6 +490,7 @@ CPP = [
             ("tests/engine/test_determinism.py",),
         ),
         ('self.open("if (k < (int)(count - done))")', 'self.open("if (k <= (int)(count - done))")'),
+        ("self.put('asm volatile(\"\");')", "pass", ("tests/codegen/test_scans.py",)),
     ),
     *_of(
         "serrate/codegen/cpp/streams.py",
@@ -1012,6 +1013,11 @@ FRONTEND = [
             ("tests/engine/test_operands.py",),
         ),
         ('fusion.checks.append(AtLeastLongest(other.extent_expr, chosen, f"{later}: the dense operand"))', "pass"),
+        (
+            "if any(entangled(chosen, d) for d in result)",
+            "if any(chosen.uid == d.uid for d in result)",
+            ("tests/engine/test_pairs_of_positions.py",),
+        ),
     ),
     *_of(
         "serrate/frontend/python_objects.py",

@@ -486,10 +486,15 @@ class _CppPrinter(Text):
         run = _InnerLoop(limit, lane.symbol.name)
         if start == "0":
             self._widen(group, lane, lane.size, run)
-        if not serial and not any(isinstance(n, Write) and n.add for n in group):
+        ordered = serial or any(isinstance(n, Write) and n.add for n in group)
+        if not ordered:
             clauses = "".join(f" reduction({clause(n)}: {n.local.name}_here)" for n in scalars)
             self.put(f"#pragma omp simd{clauses}")
         self.open(f"for (i64 {lane.symbol} = {start}; {lane.symbol} < {limit}; {lane.symbol}++)")
+        if ordered:
+            # g++ 12 unrolls a short loop and vectorizes the one around it, with wrong masks for reads whose condition depends on
+            # the outer position. It does not vectorize loops with an assembly statement.
+            self.put('asm volatile("");')
         self._conditions(group, lane)
         self._statements(group, {n.local: f"{n.local.name}_here" for n in scalars}, staged)
         self.close()

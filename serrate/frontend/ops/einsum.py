@@ -22,6 +22,7 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.reductions import SUM
 from serrate.ir.tile import Accumulate
+from serrate.ir.transforms import entangled
 from serrate.ir.values import Places, Value, call
 from serrate.ir.view import TensorView
 
@@ -134,7 +135,7 @@ def _domains(fusion: Fusion, what: str, terms: Sequence[Term]) -> dict[str, Iter
                 if len(counts) > 1 or view.domains[counts[0]].uid != own.component.uid:
                     raise ShapeError(f"{what}: rows of several levels must come from one tensor; flatten the outer level first")
                 own = under(found[letters[counts[0]]], own, fusion.fresh("r"))
-        if any(own.uid == other.uid for other in found.values()):
+        if any(entangled(own, other) for other in found.values()):
             name = fusion.fresh("r" if own.is_ragged else "d")
             own = own.with_rows(own.row_length, name=name, bound=own.bound, total=own.extent_expr)
         found[letter] = own
