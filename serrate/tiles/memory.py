@@ -62,6 +62,7 @@ class TracedRows(TorchLike):
     """A ragged tensor from outside the loop. The program reads the arrays that describe its rows."""
 
     __slots__ = ("like", "name", "rows", "trace")
+    KIND = "a ragged tensor of a kernel"
 
     def __init__(self, trace: Trace, name: str, like: JaggedTensor, rows: str | None = None) -> None:
         self.trace, self.name, self.like = trace, name, like
