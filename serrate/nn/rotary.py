@@ -19,7 +19,8 @@ def rotated(x: Ragged, cos: Tensor, sin: Tensor) -> Ragged:
 
 def rotated_from(x: Ragged, start: Tensor, cos: Tensor, sin: Tensor) -> Ragged:
     """As `rotated`, with the position of each row's first element. For traced functions."""
-    at = ops.position(x[..., 0, 0], 1) + start[:, None]
+    places: Ragged = ops.position(x[..., 0, 0], 1)
+    at = places + start[:, None]
     return _by_angles(x, F.embedding(at, cos)[:, :, None], F.embedding(at, sin)[:, :, None])
 
 
