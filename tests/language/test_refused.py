@@ -49,6 +49,12 @@ def store_that_does_not_fit(x: torch.Tensor) -> None:
 
 
 @serrate.kernel
+def store_with_more_dims(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t] = x[t][:, None] + hl.arange(8)[None, :]  # mark
+
+
+@serrate.kernel
 def carried_between_programs(x: torch.Tensor) -> None:
     total = hl.zeros([])
     for t in hl.tile(x.size(0)):
@@ -139,6 +145,7 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (two_tiles_in_one_dim, (X,), "separate them with None"),
     (unknown_function, (X,), "sort is not part of the tile language"),
     (store_that_does_not_fit, (X,), "the stored value"),
+    (store_with_more_dims, (X,), ", but the index has "),
     (carried_between_programs, (X,), "hl.atomic_add"),
     (carried_condition, (JT,), "hl.fill"),
     (condition_on_one_operand, (JT, torch.zeros(4, 3)), "hl.fill"),
