@@ -297,7 +297,7 @@ class CompiledStage(ABC):
             return self.built(call, backend, usual)
 
     def _build(self, call: BoundCall, backend: str, chosen: Plan) -> BuiltProgram:
-        _plans.info("%s", chosen)
+        _plans.info("%s: %s", self.naive.name, chosen)
 
         def wide(array: Array) -> bool:
             return self.arguments.array(call, array).dtype == torch.int64

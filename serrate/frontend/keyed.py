@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from torch import nn
 
 from serrate.errors import CallError, ShapeError
 from serrate.ir.view import TensorView
@@ -78,6 +79,9 @@ def pooled(
         how = mode if isinstance(mode, str) else mode.get(key)
         if how is None:
             raise CallError(f"embedding_bag: no mode for {key!r}; pass one per key, or one for all")
+        if isinstance(tables[key], nn.Module):
+            kind = type(tables[key]).__name__
+            raise CallError(f"embedding_bag: the table of {key!r} must be a tensor, got a module: pass the weight of this {kind}")
         weights: Any = keyed.weights_of(key) if keyed.has_weights else None
         given: Any = bags
         found[key] = functional.embedding_bag(given, tables[key], mode=how, per_sample_weights=weights, padding_idx=padding_idx)

@@ -136,8 +136,8 @@ def _masked(target: ConcreteElements, extra_mask: Any) -> Tensor:
 
 
 def _fits(value: ConcreteValue, placed: ConcreteIndex, what: str) -> None:
-    _, sizes = joint_dims([(placed.axes, placed.sizes), (value.axes, value.data.shape)], what)
-    if sizes != list(placed.sizes):
+    operands = [(placed.axes, placed.sizes), (value.axes, value.data.shape)]
+    if value.data.ndim > len(placed.sizes) or joint_dims(operands, what)[1] != list(placed.sizes):
         refuse(f"{what} has shape {tuple(value.data.shape)}, but the index has {tuple(placed.sizes)}")
 
 

@@ -66,7 +66,7 @@ def _unknown(fusion: Fusion, definition: Definition, tensor: Tensor) -> str:
     """The reason why a tensor cannot be read here: it is defined later, never, or in terms of itself."""
     targets = definition.statement.targets
     if fusion.definition_of(tensor) is None:
-        return f"{fusion.name}: {tensor.name} is read but never defined"
+        return f"{fusion.name}: {tensor.name} is read but never defined; tensors of another fusion cannot be read"
     if tensor in targets or any(fusion.reaches(t, tensor) for t in targets):
         return f"{fusion.name}: {tensor.name} is computed from itself, through {targets[0].name}"
     return f"{fusion.name}: {tensor.name} is read before it is defined"

@@ -85,7 +85,7 @@ def identity_of(offsets: Array, program: str | None) -> Hashable:
     return offsets if program is None or offsets.data is not None else Identity(offsets, program)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class IterDomain:
     """Positions `0 .. extent-1`.
 
@@ -208,6 +208,9 @@ class IterDomain:
 
     def __str__(self) -> str:
         return f"{self.iter_type.value}.{self.name}{{{self.extent_expr}}}{self._mark}"
+
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def _mark(self) -> str:

@@ -441,7 +441,7 @@ class Fusion:
 
     def evaluate(self, *args: Any) -> Any:
         """Runs the program on the reference interpreter."""
-        return installed("evaluate")(self, *args)
+        return self._engine("evaluate")(self, *args)
 
     def compile(self, backend: str | None = None, strategy: str | None = None, **options: Any) -> Callable[..., Any]:
         """Compiles the program for a backend and a strategy; both are chosen automatically by default.
@@ -449,8 +449,14 @@ class Fusion:
         A schedule by hand is used unless a strategy is named. `save` says what the program keeps for its gradients, as in
         `serrate.jit`; other options are those of the strategy.
         """
-        compiled: Callable[..., Any] = installed("compile")(self, backend=backend, strategy=strategy, **options)
+        compiled: Callable[..., Any] = self._engine("compile")(self, backend=backend, strategy=strategy, **options)
         return compiled
+
+    def _engine(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = installed(name)
+        if not self.outputs:
+            raise CallError(f"{self.name} has no outputs: declare its results with f.output(...)")
+        return found
 
 
 def live(definitions: Sequence[Definition], results: Sequence[TensorView]) -> list[Definition]:

@@ -35,7 +35,7 @@ Lengths = Sequence[object] | torch.Tensor | Array
 """Integers nested to any depth, an integer tensor of one dim or more, or a runtime array."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RaggedIterDomain(IterDomain):
     """Positions `0 .. length(c)-1`, where `c` is the index of `component`; `extent` is the sum over all components.
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from serrate import logs
-from serrate.ir.loops import Block, LoopProgram
-from serrate.ir.tile import TileProgram, statements, verify
+from serrate.ir.loops import LoopProgram
+from serrate.ir.tile import Leaf, TileProgram, statements, verify
 from serrate.lower.blocks import blocks
 from serrate.lower.limits import limits_of
 from serrate.lower.passes.barriers import barriers
@@ -119,7 +119,9 @@ def lower(program: TileProgram, name: str, header: tuple[str, ...], target: Targ
 def loops_of(program: TileProgram, name: str, header: tuple[str, ...]) -> LoopProgram:
     """The loop program of a scheduled tile program, before any pass."""
     verify(program)
-    if any(isinstance(s, Block) for phase in program.phases for s in statements(phase.body)):
+    if not any(
+        isinstance(s, Leaf) for phase in program.phases for s in statements(phase.body)
+    ):  # of a kernel, which may do nothing
         return block_statements(program, name, header)
     return replace(blocks(program, name, header), limits=tuple(limits_of(program).items()))
 

@@ -245,5 +245,6 @@ class CompiledKernel:
 
     def _programs_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[LoopStage, Items]]:
         found: list[tuple[LoopStage, Items]] = []
-        self.with_launches(lambda site, given: found.append(site.asked(given)))(*args, **kwargs)
+        with torch.no_grad():  # the programs are looked at, not run, so a kernel without a gradient has them too
+            self.with_launches(lambda site, given: found.append(site.asked(given)))(*args, **kwargs)
         return found

@@ -25,7 +25,7 @@ from serrate.tensor import JaggedTensor
 from serrate.tensor.torch_private import in_dual_level, is_captured, is_recorded
 from serrate.tiles.memory import rows_key
 from serrate.tiles.signature import ObjectSnapshot, attributes, check, is_read, key_of
-from serrate.tiles.source import DeviceLoop, outside
+from serrate.tiles.source import DeviceLoop, all_outside, outside
 from serrate.tiles.sources import LEAVES, Items, flattened, is_item
 from serrate.tiles.specialise import LoopPrograms
 from serrate.tiles.stage import LoopStage, Options
@@ -251,7 +251,7 @@ class LaunchSite:
 
     def _complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Everything that the loop uses: local variables, outer names, and the contents of containers."""
-        return flattened(given | {name: outside(self.function, name) for name in self.loop.outside})
+        return flattened(given | all_outside(self.function, self.loop.outside))
 
     def asked(self, given: dict[str, Any]) -> tuple[LoopStage, Items]:
         """The program for these variables, and the variables that it takes arguments from; nothing is run."""

@@ -62,6 +62,7 @@ class TracedRows(TorchLike):
     """A ragged tensor from outside the loop. The program reads the arrays that describe its rows."""
 
     __slots__ = ("like", "name", "rows", "trace")
+    KIND = "a ragged tensor of a kernel"
 
     def __init__(self, trace: Trace, name: str, like: JaggedTensor, rows: str | None = None) -> None:
         self.trace, self.name, self.like = trace, name, like
@@ -415,8 +416,11 @@ def _masked(trace: Trace, target: IndexedElements, extra_mask: Any) -> tuple[Les
 def _fitted(trace: Trace, target: IndexedElements, value: Traced, what: str) -> Traced:
     """The value in the axes of an index, which must have all of its dims."""
     index = Traced(constant(0, torch.int64), target.place.axes)
-    axes, (kept, _) = broadcast_dims(trace, [index, value], what)
-    if len(axes) != len(target.place.axes) or any(a is not None and b is None for a, b in zip(axes, kept.axes, strict=True)):
+    fits = value.ndim <= len(target.place.axes)
+    if fits:
+        axes, (kept, _) = broadcast_dims(trace, [index, value], what)
+        fits = all(a is None or b is not None for a, b in zip(axes, kept.axes, strict=True))
+    if not fits:
         refuse(f"{what} has the dims {shown_axes(value.axes)}, but the index has {shown_axes(target.place.axes)}")
     own = target.place.axes[len(axes) - value.ndim :]
     return value.renamed({a: b for a, b in zip(value.axes, own, strict=True) if a is not None and b is not None and a is not b})

@@ -3,9 +3,11 @@
 In: the program of a kernel. Out: the carried values and stores for which this is not proven, and the inputs of a test.
 
 After its loop, a recognised reduction does not depend on how the row is cut into tiles; inside the loop, it covers only the
-tiles so far. A store to the same place in every iteration leaves what the last tile gave. If a carried value is read inside its
-loop, or is not recognised, or if stores overwrite each other, the kernel runs on random data with tiles of one position, three
-positions, and the whole row. If the results agree, the tile size is "tested, not proven"; if not, the user must fix it.
+tiles so far. A store to the same place in every iteration leaves what the last tile gave. A reduction over the lanes of a tile
+covers that tile only, which no longer matters once a carried value or an atomic add has combined all of them. If a carried
+value is read inside its loop, or is not recognised, if stores overwrite each other, or if they store a reduction of one tile, the
+kernel runs on random data with tiles of one position, three positions, and the whole row. If the results agree, the tile size is
+"tested, not proven"; if not, the user must fix it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 
 from serrate.errors import KernelError
 from serrate.ir.expr import Symbol
-from serrate.ir.loops import Write
+from serrate.ir.loops import Block, Declare, Held, Running, Write, values_of, written_by
 from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements
 from serrate.ir.values import Tensor
 from serrate.lower.passes.common import names_in
@@ -36,16 +38,18 @@ Doubt: TypeAlias = Carry | Tensor
 
 def unproven(program: TileProgram) -> list[tuple[Axis, Doubt]]:
     """Carried values and stores that may depend on a tile size that the user left open."""
-    found: dict[Doubt, Axis] = {}
+    found: dict[tuple[Axis, Doubt], None] = {}
     for node in (n for phase in program.phases for n in statements(phase.body)):
-        if isinstance(node, Loop) and node.kind is SERIAL:
+        if isinstance(node, Loop):
             axis = program.axis_of(node.domain)
             if axis is not None and axis.block is None:
-                own = {s for a in program.axes if a.original is axis for s in _symbols(a)}
-                doubtful: list[Doubt] = [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
-                doubtful += _overwritten(node, own)
-                found |= {each: axis for each in doubtful if each not in found}
-    return [(axis, each) for each, axis in found.items()]
+                axes = [a for a in program.axes if a.original is axis]
+                doubtful: list[Doubt] = [*_partial(node, axes)]
+                if node.kind is SERIAL:
+                    doubtful += [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
+                    doubtful += _overwritten(node, {s for a in axes for s in _symbols(a)})
+                found |= dict.fromkeys((axis, each) for each in doubtful)
+    return list(found)
 
 
 def named(each: Doubt) -> str:
@@ -61,6 +65,29 @@ def _overwritten(loop: Loop, own: set[Symbol]) -> Iterator[Tensor]:
             used = {s for e in node.index for s in e.symbols}
             if not used & own and names_in(*node.index) == {s.name for s in used}:
                 yield node.tensor
+
+
+def _partial(loop: Loop, axes: Sequence[Axis]) -> Iterator[Tensor]:
+    """Tensors to which a loop over these axes stores a value that was reduced over the lanes of one tile.
+
+    A store whose place is computed from the number or the bounds of the tile is meant for that tile. A reduction may bound loops,
+    as the longest row of a tile does: only values are followed, not conditions."""
+    lanes = {a.position for a in axes}
+    tile = {s for a in axes for s in _symbols(a)} - lanes
+    nodes = list(statements(loop.body))
+    inside = {node.local for node in nodes if isinstance(node, Declare)}
+    partial: set[str] = set()
+    for node in nodes:
+        if not isinstance(node, Block):
+            continue
+        reads = any(v.local.name in partial for value in values_of(node) for v in value.walk() if isinstance(v, Held))
+        scanned = {node.axis.symbol} if isinstance(node, Running) and node.axis is not None else set()
+        for local in written_by(node):
+            over = {lane.symbol for lane in node.lanes} - {lane.symbol for lane in local.lanes} | scanned
+            if local in inside and (reads or over & lanes):
+                partial.add(local.name)
+        if isinstance(node, Write) and not node.add and reads and not {s for e in node.index for s in e.symbols} & tile:
+            yield node.tensor
 
 
 def _symbols(axis: Axis) -> set[Symbol]:
@@ -117,9 +144,10 @@ def refusal(values: Sequence[tuple[Axis, Doubt]], tiles: Sequence[int]) -> Kerne
     if len(stores) == len(values):
         axis, tensor = stores[0]
         return KernelError(
-            f"every iteration of {axis} stores to the same elements of {tensor.name}, so the last tile decides, and the result "
-            f"depends on how rows are cut into tiles: tiles of {', '.join(map(str, tiles))} positions give different results. "
-            "Accumulate in the loop (total = total + ...) and store after it, or fix the tile, as in hl.tile(..., block_size=16)"
+            f"what is stored to {tensor.name} depends on how rows are cut into tiles: in {axis}, it is computed from one tile, "
+            "or every iteration stores to the same elements, so the last tile decides. Tiles of "
+            f"{', '.join(map(str, tiles))} positions give different results. Accumulate over all tiles (total = total + ...) and "
+            "store after the loop, add with hl.atomic_add, or fix the tile, as in hl.tile(..., block_size=16)"
         )
     axis, carry = next((axis, each) for axis, each in values if not isinstance(each, Tensor))
     names = ", ".join(dict.fromkeys(named(each) for _, each in values if not isinstance(each, Tensor)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import builtins
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class DeviceLoop:
     outside: tuple[str, ...]
     """The other names that it uses: globals, and variables of enclosing functions."""
     make: Callable[[Any], Callable[..., Any]]
-    """Makes the loop a function of all these names, for a machine."""
+    """Makes the loop a function of those of these names that have a value, for a machine."""
     line: int
 
 
@@ -68,28 +68,31 @@ def split(function: types.FunctionType) -> SplitKernel:
         local |= names_written(statement)
     finder = _Finder(function, local)
     tree.body = finder.statements(tree.body)
-    _refuse_results(tree, finder)
     for found, _, _ in finder.found:
         ast.increment_lineno(found, offset)
     ast.increment_lineno(tree, offset)
+    _refuse_results(tree.body, finder)
     loops = tuple(_device(function, *each) for each in finder.found)
     return SplitKernel(lambda launches: with_defaults(rebuilt(function, tree, {LAUNCH: launches}), function), loops)
 
 
-def _refuse_results(tree: ast.FunctionDef, finder: _Finder) -> None:
-    """Raises if the kernel returns a variable that only a device loop sets: it does not exist after the loop."""
-    own = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
-    for statement in every_statement(tree.body):
-        own |= names_written(statement)
-    ours = {id(part) for launch in finder.launches for part in ast.walk(launch)}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or id(node) in ours:
-            continue
-        if node.id in finder.made - own:
-            raise KernelError(
-                f"a kernel must return tensors, but this one returns a tile value: {node.id} is computed in a loop over tiles, "
-                "so store it to a tensor created before the loop"
-            )
+def _refuse_results(body: Sequence[ast.stmt], finder: _Finder, live: Set[str] = frozenset()) -> None:
+    """Raises if Python code reads a variable that a device loop has set: it exists only in the loop. `live` are the names that
+    are read after these statements."""
+    for k, s in enumerate(body):
+        later = [other for other in body[k + 1 :] if other not in finder.launches]
+        exposed, written = read_first(later, set())
+        after = exposed | (live - written)
+        if s in finder.launches:
+            for name in sorted(finder.launches[s] & after):
+                raise KernelError(
+                    f"a kernel must return tensors, but {name} is a tile value after the loop over tiles of line {s.lineno}: "
+                    "store it to a tensor created before the loop, as in out[tile] = x"
+                )
+        elif not isinstance(s, (ast.FunctionDef, ast.ClassDef)):
+            again = read_first([s], set())[0] if isinstance(s, (ast.For, ast.While)) else set()
+            for part in ("body", "orelse", "finalbody"):
+                _refuse_results(getattr(s, part, []), finder, after | again)
 
 
 class _Finder:
@@ -98,9 +101,8 @@ class _Finder:
     def __init__(self, function: types.FunctionType, local: set[str]) -> None:
         self.function, self.local = function, local
         self.found: list[tuple[ast.For, tuple[str, ...], tuple[str, ...]]] = []
-        self.launches: list[ast.stmt] = []
-        self.made: set[str] = set()
-        """Names that device loops set."""
+        self.launches: dict[ast.stmt, set[str]] = {}
+        """The calls in place of loops, and the names that each loop sets."""
 
     def statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
         return [self._statement(s) for s in body]
@@ -145,40 +147,45 @@ class _Finder:
         call = ast.parse(f"{LAUNCH}[{len(self.found)}]({{{given}{maybe if given else maybe[2:]}}})").body[0]
         for part in ast.walk(call):
             ast.copy_location(part, loop)
-        self.launches.append(call)
+        self.launches[call] = written - {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
         self.found.append((loop, names, others))
-        self.made |= written - {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
         return call
 
 
-def outside(function: types.FunctionType, name: str) -> Any:
-    """The current value of a global or enclosing name; None if it has none."""
+def outside(function: types.FunctionType, name: str, default: Any = None) -> Any:
+    """The current value of a global or enclosing name, or the default if it has none."""
     if name in function.__code__.co_freevars:
         cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
         try:
             return cell.cell_contents
         except ValueError:
-            return None
+            return default
     if name in function.__globals__:
         return function.__globals__[name]
-    return getattr(builtins, name, None)
+    return getattr(builtins, name, default)
+
+
+def all_outside(function: types.FunctionType, names: Sequence[str]) -> dict[str, Any]:
+    """The current values of global and enclosing names; names without a value are left out."""
+    return {name: value for name in names if (value := outside(function, name, _UNSET)) is not _UNSET}
 
 
 def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...], others: tuple[str, ...]) -> DeviceLoop:
     body = _HookInserter().statements([loop])
-    every = [*names, *others]
-    arguments = ast.arguments(
-        posonlyargs=[], args=[], kwonlyargs=[ast.arg(n) for n in every], kw_defaults=[None] * len(every), defaults=[]
-    )
     # A name that the loop sets before reading it need not be passed.
     unset = ast.parse("\n".join(f"if {n} is {UNSET}: del {n}" for n in names) or "pass").body
     for statement in unset:
         for part in ast.walk(statement):
             ast.copy_location(part, loop)
-    made = ast.FunctionDef(name=function.__name__, args=arguments, body=[*unset, *body], decorator_list=[])
-    ast.copy_location(made, loop)
 
     def make(machine: Any) -> Callable[..., Any]:
+        # A name without a value is not a parameter, so reading it raises Python's own error.
+        every = [*names, *all_outside(function, others)]
+        arguments = ast.arguments(
+            posonlyargs=[], args=[], kwonlyargs=[ast.arg(n) for n in every], kw_defaults=[None] * len(every), defaults=[]
+        )
+        made = ast.FunctionDef(name=function.__name__, args=arguments, body=[*unset, *body], decorator_list=[])
+        ast.copy_location(made, loop)
         built = rebuilt(function, made, {TRACE: machine, UNSET: _UNSET})
         built.__kwdefaults__ = dict.fromkeys(every, _UNSET)
         return built

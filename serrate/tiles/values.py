@@ -237,6 +237,7 @@ class TracedTensor(TorchLike):
     """A tensor from outside the loop."""
 
     __slots__ = ("name", "sizes", "tensor", "trace")
+    KIND = "a tensor of a kernel"
 
     def __init__(self, trace: Trace, name: str, tensor: Tensor) -> None:
         self.trace, self.name, self.tensor = trace, name, tensor

@@ -7,12 +7,15 @@ collectives, so ranks whose data differ cannot deadlock.
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
+import time
 from typing import Any
 
 from serrate.tensor.torch_private import default_store
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.record import ProgramKey, Tuning, file_name, packed, unpacked
+
+POLL = 0.02
+"""Seconds between two looks at the store."""
 
 
 def _group() -> Any | None:
@@ -54,11 +57,19 @@ def received(key: ProgramKey, bucket: Bucket, patience: float) -> Tuning | None:
     own, last = _names(key, bucket)
     name = own if store.check([own]) else last
     try:
-        if name is last and not store.check([last]):
-            if not patience:
-                return None
-            store.wait([last], timedelta(seconds=patience))
+        if name is last and not store.check([last]) and not _arrives(store, last, patience):
+            return None
         return unpacked(store.get(name), source="rank 0")
     except (RuntimeError, ValueError):
-        # torch raises a RuntimeError when it has waited long enough.
+        # Rank 0 has ended, or its record is not one.
         return None
+
+
+def _arrives(store: Any, name: str, patience: float) -> bool:
+    """Waits for a key. torch's own `wait` prints warnings of sockets that timed out when it has waited long enough."""
+    end = time.monotonic() + patience
+    while (left := end - time.monotonic()) > 0:
+        if store.check([name]):
+            return True
+        time.sleep(min(POLL, left))
+    return False

@@ -131,7 +131,8 @@ class ProgramTuner:
         self._publish(tuning)
         log.info("%s: %s, measured in %.2f s", self.name, found.chosen, spent)
         for each in found.tried:
-            log.debug("  %s: %s %s", each.candidate, "" if each.seconds is None else f"{1e3 * each.seconds:.3f} ms", each.reason)
+            measured = "" if each.seconds is None else f" {1e3 * each.seconds:.3f} ms"
+            log.debug("  %s:%s%s", each.candidate, measured, f" {each.reason}" if each.reason else "")
         return tuning
 
     def _of_rank_zero(self, bucket: Bucket, space: Space, near: Tuning | None, effort: Effort) -> Tuning:

@@ -661,3 +661,18 @@ def test_checked_calls_are_checked_with_gradients_too(monkeypatch: pytest.Monkey
         gathered(x, torch.tensor([0, 1, 9]))
     gathered(x, torch.tensor([0, 1, 1])).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2 * x[0].item(), 4 * x[1].item(), 0, 0]
+
+
+def test_programs_are_shown_for_arguments_that_require_gradients() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t] * 2
+        return out
+
+    x = torch.ones(3, requires_grad=True)
+    for kernel in (serrate.kernel(backward="auto")(doubled), serrate.kernel(backward=lambda x, y, g: 2 * g)(doubled)):
+        assert torch.equal(kernel(x), x * 2)
+        assert "doubled" in kernel.source(x) and "doubled" in kernel.program(x)
+        assert kernel.plan(x).strategy == kernel.explain(x).stages[0].strategy
+        assert [known.program for known in kernel.tunings(x)] == ["doubled"]

@@ -282,6 +282,8 @@ def test_heads_of_queries_share_heads_of_keys(heads_first: bool) -> None:
     torch.testing.assert_close(grouped(q, k, v).values.double(), wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(ShapeError, match="5 heads of queries cannot share 2 heads"):
         grouped(rows(LENGTHS, 5, 8), k, v)
+    with pytest.raises(ShapeError, match="queries have 6 heads, keys and values 2: pass enable_gqa=True"):
+        F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
 
 
 def test_projections_before_and_after_run_in_the_same_program() -> None:

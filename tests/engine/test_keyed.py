@@ -133,6 +133,10 @@ def test_pooling_that_is_refused() -> None:
     k, of = features(), tables(torch.float32)
     with pytest.raises(CallError, match=r"no table for 'history'; the tables are \['user', 'item'\]"):
         k.embedding_bag({key: of[key] for key in ("user", "item")})
+    with pytest.raises(
+        CallError, match="the table of 'item' must be a tensor, got a module: pass the weight of this EmbeddingBag"
+    ):
+        k.embedding_bag(of | {"item": torch.nn.EmbeddingBag(9, 4)})
     with pytest.raises(CallError, match="no mode for 'item'"):
         k.embedding_bag(of, mode={"user": "sum"})
     with pytest.raises(IndexError, match=r"embedding_bag: index\[\d\]\[\d\] = \d+ is out of range: there are 2 positions"):

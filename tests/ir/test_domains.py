@@ -181,3 +181,8 @@ def test_a_domain_is_spread_by_a_kind_or_its_name_and_by_nothing_else() -> None:
         IterDomain(4).parallelize("nonsense")
     with pytest.raises(DomainError, match="did you mean 'lanes'"):
         IterDomain(4).parallelize("lane")
+
+
+def test_tuples_of_domains_print_as_domains_do() -> None:
+    rows = partition(IterDomain(10, name="d"), [0, 3, 3, 10], names=("c", "r"))
+    assert repr(rows) == "(i.c{3}, ragged.r{[3, 0, 7]})" and repr(split(rows[1], 4)[1]) == str(split(rows[1], 4)[1])

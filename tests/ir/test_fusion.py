@@ -117,6 +117,14 @@ def test_an_output_of_another_fusion_is_refused() -> None:
         f.output(g.input((8,), torch.float32))
 
 
+def test_a_fusion_without_outputs_is_not_run() -> None:
+    with Fusion("forgotten") as f:
+        f.input((8,), torch.float32) + 1
+    for run in (f.compile, lambda: f.evaluate(torch.zeros(8))):
+        with pytest.raises(CallError, match=r"forgotten has no outputs: declare its results with f.output\(...\)"):
+            run()
+
+
 def test_names_are_not_used_twice() -> None:
     f = Fusion()
     assert [f.fresh("c"), f.fresh("c"), f.fresh("r"), f.fresh("c")] == ["c0", "c1", "r0", "c2"]

@@ -920,3 +920,19 @@ def test_an_argument_that_is_not_there() -> None:
             assert torch.equal(run(x), 2 * x)
             assert torch.equal(run(x, x), 3 * x)
             assert torch.equal(run(x, None, scale=1.0), x)
+
+
+@pytest.mark.parametrize("backend", ["cpp", "reference"])
+def test_a_loop_that_stores_nothing(backend: str) -> None:
+    @serrate.kernel
+    def optional(x: torch.Tensor, stored: bool) -> torch.Tensor:
+        out = torch.zeros(x.size(0))
+        for t in hl.tile(x.size(0)):
+            doubled = x[t] * 2
+            if stored:
+                out[t] = doubled
+        return out
+
+    x = torch.arange(5.0)
+    for stored in (False, True, False):
+        assert torch.equal(optional.on(backend)(x, stored), x * 2 * stored)

@@ -49,6 +49,12 @@ def store_that_does_not_fit(x: torch.Tensor) -> None:
 
 
 @serrate.kernel
+def store_with_more_dims(x: torch.Tensor) -> None:
+    for t in hl.tile(x.size(0)):
+        x[t] = x[t][:, None] + hl.arange(8)[None, :]  # mark
+
+
+@serrate.kernel
 def carried_between_programs(x: torch.Tensor) -> None:
     total = hl.zeros([])
     for t in hl.tile(x.size(0)):
@@ -139,6 +145,7 @@ MISTAKES: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (two_tiles_in_one_dim, (X,), "separate them with None"),
     (unknown_function, (X,), "sort is not part of the tile language"),
     (store_that_does_not_fit, (X,), "the stored value"),
+    (store_with_more_dims, (X,), ", but the index has "),
     (carried_between_programs, (X,), "hl.atomic_add"),
     (carried_condition, (JT,), "hl.fill"),
     (condition_on_one_operand, (JT, torch.zeros(4, 3)), "hl.fill"),
@@ -262,8 +269,88 @@ def test_a_tile_is_not_a_result() -> None:
             y = x[t]
         return y
 
-    with pytest.raises(KernelError, match="returns a tile value"):
+    with pytest.raises(KernelError, match="y is a tile value after the loop over tiles of line"):
         k(X)
+
+
+def test_a_tensor_that_a_loop_replaces_is_not_returned() -> None:
+    @serrate.kernel
+    def replaced(x: torch.Tensor) -> Any:
+        out, other = torch.zeros(x.size(0)), torch.zeros(x.size(0))
+        for t in hl.tile(x.size(0)):
+            other[t] = x[t]
+            out = x[t]
+        return out, other
+
+    @serrate.kernel
+    def in_a_loop(x: torch.Tensor) -> Any:
+        y = x * 2
+        for _ in range(2):
+            z = y + 1
+            for t in hl.tile(x.size(0)):
+                y = x[t]
+                x[t] = y + 1
+        return z
+
+    @serrate.kernel
+    def bound_again(x: torch.Tensor) -> Any:
+        out, y = torch.zeros(x.size(0)), None
+        for t in hl.tile(x.size(0)):
+            y = x[t] + 1
+            out[t] = y
+        for t in hl.tile(x.size(0)):
+            y = out[t] * 2
+            out[t] = y
+        y = out * 10
+        return y
+
+    line = replaced.fn.__code__.co_firstlineno + 3
+    with pytest.raises(KernelError, match=f"out is a tile value after the loop over tiles of line {line}: store it to a tensor"):
+        replaced(X)
+    with pytest.raises(KernelError, match="y is a tile value after the loop"):
+        in_a_loop(X.clone())
+    assert torch.equal(bound_again(X), (X + 1) * 20)
+
+
+def test_names_without_a_value() -> None:
+    @serrate.kernel
+    def undefined(x: torch.Tensor, used: bool) -> Any:
+        out = torch.zeros(x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t] * never_defined if used else x[t]  # type: ignore[name-defined]  # noqa: F821
+        return out
+
+    @serrate.kernel
+    def too_early(x: torch.Tensor) -> Any:
+        out = torch.zeros(x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t] * factor
+        return out
+
+    with pytest.raises(NameError, match="name 'never_defined' is not defined"):
+        undefined(X, True)
+    assert torch.equal(undefined(X, False), X)
+    with pytest.raises(NameError, match="'factor'"):
+        too_early(X)
+    factor = 3
+    assert torch.equal(too_early(X), X * 3)
+
+
+def test_attributes_that_do_not_exist() -> None:
+    @serrate.kernel
+    def method(x: torch.Tensor) -> None:
+        for t in hl.tile(x.size(0)):
+            x[t] = x[t, None].summ(1)
+
+    @serrate.kernel
+    def metadata(jt: JaggedTensor) -> None:
+        for b in hl.tile(jt.numrows):
+            jt[b, 0] = 1.0
+
+    with pytest.raises(AttributeError, match="a tile value has no attribute 'summ': did you mean 'sum'"):
+        method(X)
+    with pytest.raises(AttributeError, match="a ragged tensor of a kernel has no attribute 'numrows': did you mean 'num_rows'"):
+        metadata(JT)
 
 
 def summed_in_a_list(x: torch.Tensor, sums: list[Any]) -> None:

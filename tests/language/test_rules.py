@@ -521,11 +521,85 @@ def test_what_the_last_tile_leaves_in_memory_depends_on_the_tile(backend: str) -
                 out[b] = total
         return out
 
-    with pytest.raises(KernelError, match=r"every iteration of the tile of line \d+ stores to the same elements of out, so"):
+    with pytest.raises(
+        KernelError, match=r"what is stored to out depends on .* in the tile of line \d+, it is computed from one"
+    ):
         last.on(backend)(ragged())
     x = torch.randn(3, 11)
     torch.testing.assert_close(fixed.on(backend)(x), x[:, 8:].sum(1))
     torch.testing.assert_close(running.on(backend)(x), x.sum(1))
+
+
+def _kernel_of_tiles(how: str) -> Any:
+    @serrate.kernel
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t].sum()
+        return out
+
+    @serrate.kernel
+    def centred(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for t in hl.tile(x.size(0)):
+            mean = x[t].mean()
+            out[t] = x[t] - mean
+        return out
+
+    @serrate.kernel
+    def running(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for t in hl.tile(x.size(0)):
+            out[t] = x[t].cumsum(0)
+        return out
+
+    @serrate.kernel
+    def chained(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        for t in hl.tile(x.size(0)):
+            both = x[t][:, None] - x[t].mean() + hl.arange(2)[None, :]
+            out[t] = both.exp().sum(1)
+        return out
+
+    return {"sums": sums, "centred": centred, "running": running, "chained": chained}[how]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("how", ["sums", "centred", "running", "chained"])
+def test_values_of_one_tile_are_not_stored(how: str, backend: str) -> None:
+    """What is reduced over the lanes of an open tile depends on its size, unless all tiles are combined."""
+    with pytest.raises(KernelError, match="what is stored to out depends on how rows are cut into tiles"):
+        _kernel_of_tiles(how).on(backend)(torch.randn(11))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_values_of_tiles_that_are_combined_or_fixed(backend: str) -> None:
+    @serrate.kernel
+    def added(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(1)
+        for t in hl.tile(x.size(0)):
+            hl.atomic_add(out, [0], x[t].sum())
+        return out
+
+    @serrate.kernel
+    def parts(x: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.size(0))
+        for t in hl.tile(x.size(0)):
+            out[t.id] = x[t].sum()
+        return out.sum()[None]
+
+    @serrate.kernel
+    def fixed(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for t in hl.tile(x.size(0), block_size=4):
+            out[t] = x[t].sum()
+        return out
+
+    x = torch.randn(11)
+    for kernel in (added, parts):
+        torch.testing.assert_close(kernel.on(backend)(x), x.sum()[None])
+    wanted = torch.cat([part.sum().expand(len(part)) for part in x.split(4)])
+    torch.testing.assert_close(fixed.on(backend)(x), wanted)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])

@@ -720,6 +720,20 @@ GPU_CALLS = [
     ),
     *_of(
         "serrate/tiles/source.py",
+        ("tests/language/test_refused.py", "-k", "replaces or names_without"),
+        ("after = exposed | (live - written)", "after = exposed"),
+        ("after | again)", "after)"),
+        ("every = [*names, *all_outside(function, others)]", "every = [*names, *others]"),
+    ),
+    *_of(
+        "serrate/tiles/proof.py",
+        ("tests/language/test_rules.py", "-k", "tiles or tile"),
+        ("if local in inside and (reads or over & lanes):", "if local in inside and over & lanes:"),
+        ("- {lane.symbol for lane in local.lanes} | scanned", "- {lane.symbol for lane in local.lanes}"),
+        ("and reads and not {s for e in node.index for s in e.symbols} & tile", "and reads"),
+    ),
+    *_of(
+        "serrate/tiles/source.py",
         ("tests/language/test_branches.py", "-k", "cpp or refused"),
         ("read_later = [n for n in written if n in live]", "read_later = written"),
         ("again |= names_read(node.test) if isinstance(node, ast.While) else set()", "pass"),

@@ -330,6 +330,28 @@ def test_rows_longer_than_the_table_of_angles_raise() -> None:
         ragged.RotaryEmbedding(4, max_length=6)(JaggedTensor.from_lengths(torch.randn(11, 2, 4), LENGTHS))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_rotary_embeddings_of_new_positions(count: int) -> None:
+    """Rows that are turned piece by piece, as a cache of keys grows, are the rows turned at once."""
+    torch.manual_seed(0)
+    module, old = ragged.RotaryEmbedding(6, max_length=9, base=50.0), JaggedTensor.from_lengths(torch.randn(11, 2, 6), LENGTHS)
+    new = torch.randn(len(old), count, 2, 6, requires_grad=True)
+    wanted = torch.stack([turned(torch.cat(pair), 50.0)[-count:] for pair in zip(old.unbind(), new, strict=True)])
+    packed = JaggedTensor.from_padded(new, [count] * len(old))
+    for found in (module(new, old.lengths), module(packed, start=old.lengths.int()).to_padded()):
+        torch.testing.assert_close(found, wanted)
+        upstream = torch.randn_like(found)
+        (ours,), (theirs,) = (torch.autograd.grad(y, new, upstream, retain_graph=True) for y in (found, wanted))
+        torch.testing.assert_close(ours, theirs)
+    with pytest.raises(IndexError, match="there are 9 positions"):
+        module(new, old.lengths + 5)
+    for start in (torch.tensor([0]), old.lengths.float()):
+        with pytest.raises(
+            ShapeError, match="RotaryEmbedding: start must have one int32 or int64 position for each of the 4 rows"
+        ):
+            module(new, start)
+
+
 def test_experts_refuse_padded_tokens() -> None:
     with pytest.raises(ShapeError, match=r"MoE: input must have the shape \(B, r0, 8\) or \(tokens, 8\), got \(2, 5, 8\)"):
         ragged.MoE(8, 6, num_experts=4)(torch.randn(2, 5, 8))

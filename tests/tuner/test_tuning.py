@@ -360,10 +360,20 @@ def _stage(jt: JaggedTensor) -> tuple[FusionStage, BoundCall]:
 
 
 class Ranks:
-    """Stands in for torch.distributed and its store."""
+    """Stands in for torch.distributed, its store, and the clock."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.held, self.waits = rank, dict[str, bytes](), 0
+        self.rank, self.held, self.now = rank, dict[str, bytes](), 0.0
+        self.arriving: dict[str, bytes] = {}
+        """What rank 0 publishes a second after the start."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now > 1:
+            self.held.update(self.arriving)
 
     def get_rank(self) -> int:
         return self.rank
@@ -376,11 +386,6 @@ class Ranks:
 
     def check(self, names: list[str]) -> bool:
         return all(name in self.held for name in names)
-
-    def wait(self, names: list[str], timeout: object) -> None:
-        self.waits += 1
-        if not self.check(names):
-            raise RuntimeError("waited long enough")
 
 
 def test_all_ranks_use_the_choice_of_rank_zero(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,12 +411,30 @@ def test_without_a_choice_of_rank_zero_the_others_run_the_usual_plan(measured: M
     group = Ranks(3)
     monkeypatch.setattr("serrate.tuner.ranks._group", lambda: group)
     monkeypatch.setattr("serrate.tuner.ranks.default_store", lambda: group)
+    monkeypatch.setattr("serrate.tuner.ranks.time", group)
     call = serrate.jit(doubled_sums)
     torch.testing.assert_close(call(rows()), 2 * by_loop(rows()))
     assert call.plan(rows()).strategy == "maskless" and measured.searches == 0
+    waited = group.now
     for length in range(1, 200, 17):  # rank 0 may never run this program: it is waited for once
         call(rows((length, 3)))
-    assert group.waits == 1
+    assert group.now == waited > 1
+
+
+def test_the_others_wait_for_the_choice_of_rank_zero(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Ranks(0)
+    monkeypatch.setattr("serrate.tuner.ranks._group", lambda: group)
+    monkeypatch.setattr("serrate.tuner.ranks.default_store", lambda: group)
+    monkeypatch.setattr("serrate.tuner.ranks.time", group)
+    serrate.jit(doubled_sums)(rows())
+    record.forget()
+    for path in (settings.current().cache_dir / "tuned").rglob("*.json"):
+        path.unlink()
+    group.rank, group.arriving, group.held = 1, group.held, {}
+    call = serrate.jit(doubled_sums)
+    torch.testing.assert_close(call(rows()), 2 * by_loop(rows()))
+    (found,) = call.tunings(rows())
+    assert found.source == "rank 0" and 1 < group.now < 1.1
 
 
 def test_what_rank_zero_finds_on_its_disk_reaches_the_others(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:

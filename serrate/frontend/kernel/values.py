@@ -5,8 +5,9 @@ In: operations that the user writes. Out: calls of the current machine, which gi
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -78,6 +79,8 @@ class TorchLike(Lanes):
     """The tensor interface of values and tensors, besides operators."""
 
     __slots__ = ()
+    KIND: ClassVar[str] = "a tile value"
+    """What messages call it."""
     shape: Any
     ndim: Any
 
@@ -116,7 +119,8 @@ class TorchLike(Lanes):
     def __getattr__(self, name: str) -> Any:
         method = getattr(torch.Tensor, name, None)
         if method is None or name.startswith("__"):
-            raise AttributeError(f"a tile value has no attribute {name!r}")
+            near = difflib.get_close_matches(name, {n for n in (*dir(self), *dir(torch.Tensor)) if not n.startswith("_")}, 1)
+            raise AttributeError(f"{self.KIND} has no attribute {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
         return lambda *args, **kwargs: called(method, self, *args, **kwargs)
 
     def __iter__(self) -> Any:

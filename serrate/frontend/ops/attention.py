@@ -22,7 +22,7 @@ from serrate.frontend.ops.normalise import softmax_terms
 from serrate.frontend.ops.products import operand
 from serrate.frontend.ops.random import attention_dropout
 from serrate.frontend.ops.structure import unsqueeze
-from serrate.frontend.shapes import shown
+from serrate.frontend.shapes import equal_now, shown, size_shown
 from serrate.ir.domains import IterDomain, shape_text
 from serrate.ir.fusion import Fusion
 from serrate.ir.ragged import RaggedIterDomain
@@ -147,6 +147,11 @@ def _heads(
     """Where keys or values are read in the dims before their rows: at the same head and sequence, or at the head of a group."""
     found = list[IterDomain | Place]()
     for own, beside in zip(leading, other.domains[:-2], strict=True):
+        if own.uid != component.uid and not enable_gqa and not equal_now(fusion, own, beside):
+            raise ShapeError(
+                f"attention: queries have {size_shown(fusion, own)} heads, keys and values {size_shown(fusion, beside)}: pass "
+                "enable_gqa=True if groups of the queries' heads share one"
+            )
         if not enable_gqa or own.uid == component.uid:
             require_equal(fusion, "attention: the numbers of heads or sequences", own, beside)
             found.append(own)
