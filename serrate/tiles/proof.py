@@ -5,7 +5,8 @@ In: the program of a kernel. Out: the carried values and stores for which this i
 After its loop, a recognised reduction does not depend on how the row is cut into tiles; inside the loop, it covers only the
 tiles so far. A store to the same place in every iteration leaves what the last tile gave. If a carried value is read inside its
 loop, or is not recognised, or if stores overwrite each other, the kernel runs on random data with tiles of one position, three
-positions, and the whole row. If the results agree, the tile size is "tested, not proven"; if not, the user must fix it.
+positions, and the whole row. If the results agree, the tile size is "tested, not proven"; if not, the user must fix it. The rows
+are those of a call: if none has two positions, the test shows nothing, and a later call is tested.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, TypeAlias
 import torch
 
 from serrate.errors import KernelError
-from serrate.ir.expr import Symbol
-from serrate.ir.loops import Write
-from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements
+from serrate.ir.expr import Element, Environment, Expr, Symbol
+from serrate.ir.loops import While, Write
+from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements, walk
 from serrate.ir.values import Tensor
 from serrate.lower.passes.common import names_in
 from serrate.schedule.dependences import is_read_inside
@@ -80,8 +81,55 @@ def backend_to_try(env: Mapping[str, Any]) -> str:
     return "reference" if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) <= FEW else "cpp"
 
 
-def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
-    """The same arguments with other contents, on a CPU: floats are random, integers are copied because they may be indices."""
+def is_telling(
+    program: TileProgram, doubtful: Sequence[tuple[Axis, Doubt]], environment: Environment, env: Mapping[str, Any]
+) -> bool:
+    """Whether the loops in doubt run over several positions in a call with these numbers and arguments: only then does a tile of
+    one differ from the whole row."""
+    axes = {axis for axis, _ in doubtful}
+    for phase in program.phases:
+        for node, around in walk(phase.body):
+            if not isinstance(node, Loop) or program.axis_of(node.domain) not in axes:
+                continue
+            if _most(node, around, environment, env) < 2:
+                return False
+            if any(_most(loop, around[:k], environment, env) < 1 for k, loop in enumerate(around)):
+                return False
+    return True
+
+
+def _most(loop: Loop, around: Sequence[Loop], environment: Environment, env: Mapping[str, Any]) -> int:
+    """How many positions a loop has at most. What it reads from memory is at most a length or an integer of the arguments, and a
+    bound that moves with an outer loop is at most that loop's extent."""
+    extent = loop.domain.extent_expr
+    reads, own = any(isinstance(e, Element) for e in extent.walk()), _symbols_outside_memory(extent)
+    if not reads and own <= environment.symbols.keys():
+        return int(extent.evaluate(environment))
+    given = (
+        [_most(outer, around[:k], environment, env) for k, outer in enumerate(around)] if own - environment.symbols.keys() else []
+    )
+    if reads:
+        given += [x.max_length for x in env.values() if isinstance(x, JaggedTensor)]
+        given += [int(x.max()) for x in env.values() if isinstance(x, torch.Tensor) and not x.is_floating_point() and x.numel()]
+    return max(given, default=0)
+
+
+def _symbols_outside_memory(e: Expr) -> set[Symbol]:
+    """The symbols of an expression, except those that only select what it reads from memory."""
+    if isinstance(e, Element):
+        return set()
+    return {e} if isinstance(e, Symbol) else {s for operand in e.operands for s in _symbols_outside_memory(operand)}
+
+
+def passes_floats(program: TileProgram, env: Mapping[str, Any]) -> bool:
+    """Whether there are float arguments that may be any number; one that a `while` compares with may keep it from ending."""
+    loops = (isinstance(n, While) for phase in program.phases for n in statements(phase.body))
+    return any(isinstance(x, float) for x in env.values()) and not any(loops)
+
+
+def at_random(env: Mapping[str, Any], *, floats: bool = False) -> dict[str, Any]:
+    """The same arguments with other contents, on a CPU: floats are random, those passed as arguments only if `floats` is set.
+    Integers are copied, because they may be indices."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def other(x: torch.Tensor) -> torch.Tensor:
@@ -89,15 +137,17 @@ def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
             return x.to("cpu", copy=True)
         return torch.randn(x.shape, generator=generator, device="cpu").to(x.dtype)
 
+    def argument(x: Any) -> Any:
+        if isinstance(x, JaggedTensor):
+            return x.cpu().with_values(other(x.values))
+        if isinstance(x, torch.Tensor):
+            return other(x)
+        if floats and isinstance(x, float):
+            return float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) / 2 + 0.25
+        return x
+
     with torch.no_grad():
-        return {
-            name: x.cpu().with_values(other(x.values))
-            if isinstance(x, JaggedTensor)
-            else other(x)
-            if isinstance(x, torch.Tensor)
-            else x
-            for name, x in env.items()
-        }
+        return {name: argument(x) for name, x in env.items()}
 
 
 def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
