@@ -3,8 +3,9 @@
 In: the program of a kernel. Out: the carried values and stores for which this is not proven, and the inputs of a test.
 
 After its loop, a recognised reduction does not depend on how the row is cut into tiles; inside the loop, it covers only the
-tiles so far. A store to the same place in every iteration leaves what the last tile gave. If a carried value is read inside its
-loop, or is not recognised, or if stores overwrite each other, the kernel runs on random data with tiles of one position, three
+tiles so far. A store to the same place in every iteration leaves what the last tile gave. A reduction or scan of one tile covers
+that tile. If a carried value is read inside its loop, is not recognised, or depends on a reduction of one tile, or if stores
+overwrite each other or depend on one, the kernel runs on random data with tiles of one position, three
 positions, and the whole row. If the results agree, the tile size is "tested, not proven"; if not, the user must fix it. The rows
 are those of a call: if none has two positions, the test shows nothing, and a later call is tested.
 """
@@ -12,18 +13,20 @@ are those of a call: if none has two positions, the test shows nothing, and a la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from serrate.errors import KernelError
 from serrate.ir.expr import Element, Environment, Expr, Symbol
-from serrate.ir.loops import While, Write
+from serrate.ir.loops import Block, Held, Reduce, Running, While, Write, values_of, written_by
 from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements, walk
-from serrate.ir.values import Tensor
+from serrate.ir.values import Call, Tensor, Value
 from serrate.lower.passes.common import names_in
 from serrate.schedule.dependences import is_read_inside
 from serrate.tensor import JaggedTensor
+from serrate.tiles.carried import COMBINES
 
 WHOLE = 512
 """The longest row that is tested in one tile."""
@@ -31,8 +34,15 @@ FEW = 1 << 11
 """The most elements for which programs are tested on the reference backend, which needs no compiler."""
 
 
-Doubt: TypeAlias = Carry | Tensor
-"""A carried value, or a tensor that is overwritten, which may depend on a tile size."""
+@dataclass(frozen=True)
+class OfOneTile:
+    """A tensor to which values are stored that depend on a reduction or scan of one tile."""
+
+    tensor: Tensor
+
+
+Doubt: TypeAlias = Carry | Tensor | OfOneTile
+"""A carried value, or a tensor that is overwritten or gets values of one tile, which may depend on a tile size."""
 
 
 def unproven(program: TileProgram) -> list[tuple[Axis, Doubt]]:
@@ -45,13 +55,14 @@ def unproven(program: TileProgram) -> list[tuple[Axis, Doubt]]:
                 own = {s for a in program.axes if a.original is axis for s in _symbols(a)}
                 doubtful: list[Doubt] = [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
                 doubtful += _overwritten(node, own)
+                doubtful += [each for each in _of_one_tile(node, own) if each not in doubtful]
                 found |= {each: axis for each in doubtful if each not in found}
     return [(axis, each) for each, axis in found.items()]
 
 
 def named(each: Doubt) -> str:
     """Its name in messages."""
-    return each.name if isinstance(each, Tensor) else str(each)
+    return each.name if isinstance(each, Tensor) else each.tensor.name if isinstance(each, OfOneTile) else str(each)
 
 
 def _overwritten(loop: Loop, own: set[Symbol]) -> Iterator[Tensor]:
@@ -62,6 +73,46 @@ def _overwritten(loop: Loop, own: set[Symbol]) -> Iterator[Tensor]:
             used = {s for e in node.index for s in e.symbols}
             if not used & own and names_in(*node.index) == {s.name for s in used}:
                 yield node.tensor
+
+
+def _of_one_tile(loop: Loop, own: set[Symbol]) -> Iterator[Doubt]:
+    """Carried values and stores that depend on a reduction or scan of one tile of a loop, with its `own` symbols, other than by
+    combining it with a carried value."""
+    carries = {local.name: each for each in loop.carried if each.reduction is not None for local in each.locals}
+    tainted: set[str] = set()
+
+    def reads(value: Value) -> bool:
+        pending, seen = [value], set[int]()
+        while pending:
+            each = pending.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            names = [v.local.name for v in each.args if isinstance(v, Held)]
+            if isinstance(each, Held) and each.local.name in tainted:
+                return True
+            # Combined with a carried value, it stands for all tiles so far: `is_read_inside` judges who reads that.
+            is_combined = isinstance(each, Call) and each.function in COMBINES and len(names) == len(each.args)
+            if not (is_combined and carries.keys() & names):
+                pending += each.args
+        return False
+
+    for node in statements(loop.body):
+        if isinstance(node, Write):
+            # A sum of sums is one over all tiles.
+            if not (node.add and isinstance(node.value, Held)) and reads(node.value):
+                yield OfOneTile(node.tensor)
+        elif isinstance(node, Block):
+            partial = isinstance(node, Reduce | Running) and any(lane.symbol in own for lane in node.lanes)
+            if isinstance(node, Reduce):
+                partial = partial and not any(lane.symbol in own for lane in node.local.lanes)
+            depends = any(map(reads, values_of(node)))
+            for local in written_by(node):
+                if local.name in carries:
+                    if depends:
+                        yield carries[local.name]
+                elif partial or depends:
+                    tainted.add(local.name)
 
 
 def _symbols(axis: Axis) -> set[Symbol]:
@@ -163,20 +214,29 @@ def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
 
 def refusal(values: Sequence[tuple[Axis, Doubt]], tiles: Sequence[int]) -> KernelError:
     """The error for values that depend on the size of a tile."""
+    carried = [(axis, each) for axis, each in values if isinstance(each, Carry)]
     stores = [(axis, each) for axis, each in values if isinstance(each, Tensor)]
-    if len(stores) == len(values):
+    sizes = ", ".join(map(str, tiles))
+    if not carried and stores:
         axis, tensor = stores[0]
         return KernelError(
             f"{tensor.name} is stored to at the same place in every iteration of {axis}, and what the last one leaves depends on "
-            f"how rows are cut into tiles: tiles of {', '.join(map(str, tiles))} positions give different results. "
+            f"how rows are cut into tiles: tiles of {sizes} positions give different results. "
             "Accumulate before the store (total = total + ...) and store after the loop, or fix the tile, as in "
             "hl.tile(..., block_size=16)"
         )
-    axis, carry = next((axis, each) for axis, each in values if not isinstance(each, Tensor))
-    names = ", ".join(dict.fromkeys(named(each) for _, each in values if not isinstance(each, Tensor)))
+    if not carried:
+        axis, doubt = values[0]
+        return KernelError(
+            f"what is stored to {named(doubt)} depends on how rows are cut into tiles: it is computed from a reduction or scan "
+            f"in one iteration of {axis}, and tiles of {sizes} positions give different results. Carry the reduction around the "
+            "loop and store in a second one, or fix the tile, as in hl.tile(..., block_size=16)"
+        )
+    axis, carry = carried[0]
+    names = ", ".join(dict.fromkeys(named(each) for _, each in carried))
     return KernelError(
         f"{names}, carried around {axis}, depends on how rows are cut into tiles: it is not a recognised reduction (sum, prod, "
         "max, min, any, all, products, statistics rescaled by a maximum) that is read after its loop, and tiles of "
-        f"{', '.join(map(str, tiles))} positions give different results. Fix the tile, as in hl.tile(..., block_size=16), or "
+        f"{sizes} positions give different results. Fix the tile, as in hl.tile(..., block_size=16), or "
         f"write {carry} as a reduction"
     )

@@ -599,3 +599,40 @@ def test_tiles_are_tested_for_other_float_arguments_too(backend: str) -> None:
 
     with pytest.raises(KernelError, match="depends on how rows are cut into tiles"):
         decayed.on(backend)(ragged(), 1.0)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_a_reduction_of_one_tile_depends_on_the_tile(backend: str) -> None:
+    @serrate.kernel
+    def summed(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc + (jt[b, t] - jt[b, t].mean(1)[:, None]).square().sum(1)
+            out[b] = acc
+        return out
+
+    @serrate.kernel
+    def stored(jt: JaggedTensor) -> JaggedTensor:
+        out = torch.empty_like(jt)
+        for b in hl.tile(jt.num_rows):
+            for t in hl.tile(jt.max_length):
+                out[b, t] = jt[b, t].cumsum(1)
+        return out
+
+    @serrate.kernel
+    def added(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            for t in hl.tile(jt.max_length):
+                hl.atomic_add(out, [b], jt[b, t].sum(1))
+        return out
+
+    jt = ragged()
+    with pytest.raises(KernelError, match=r"^acc, carried around .* depends on how rows are cut into tiles"):
+        summed.on(backend)(jt)
+    with pytest.raises(KernelError, match=r"^what is stored to out depends on how rows are cut into tiles"):
+        stored.on(backend)(jt)
+    torch.testing.assert_close(added.on(backend)(jt), torch.stack([row.sum() for row in jt.unbind()]))
+    assert "tested" not in str(added.on(backend).variants(jt)[0].plan)

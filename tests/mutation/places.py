@@ -1125,6 +1125,10 @@ CALLS = [
         ),
     ),
     *_of(
+        "serrate/tiles/proof.py",
+        ("                elif partial or depends:\n", "                elif depends:\n", ("tests/language/test_rules.py",)),
+    ),
+    *_of(
         "serrate/tiles/specialise.py",
         INVARIANCE,
         ("self.changing |= named.keys() - form.static - widths(env)", "pass"),
