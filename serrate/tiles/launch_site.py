@@ -209,7 +209,7 @@ class LaunchSite:
         else:
             program, items = self._program(given, state.reading)
         served = [value._structure.is_served(program) for value in ragged]
-        if not all(served):
+        if not all(served) or not self.programs.is_tested(program):
             program.once(items)
             return
         binding = program.bind_or_run(items)
@@ -226,7 +226,8 @@ class LaunchSite:
             check(items)
             return known.program, items
         program, items = self._program(given, state.reading)
-        if self.programs.are_outlined(items) and not any(is_recorded(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+        outlined = self.programs.is_tested(program) and self.programs.are_outlined(items)
+        if outlined and not any(is_recorded(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
             remember(state.outlines, outline, LoopOutline.of(program, items))
         return program, items
 

@@ -3,28 +3,31 @@
 In: the program of a kernel. Out: the carried values and stores for which this is not proven, and the inputs of a test.
 
 After its loop, a recognised reduction does not depend on how the row is cut into tiles; inside the loop, it covers only the
-tiles so far. A store to the same place in every iteration leaves what the last tile gave. A reduction over the lanes of a tile
-covers that tile only, which no longer matters once a carried value or an atomic add has combined all of them. If a carried
-value is read inside its loop, or is not recognised, if stores overwrite each other, or if they store a reduction of one tile, the
-kernel runs on random data with tiles of one position, three positions, and the whole row. If the results agree, the tile size is
-"tested, not proven"; if not, the user must fix it.
+tiles so far. If every iteration stores to the same place, the last tile decides. A reduction or scan of the lanes of a tile
+covers that tile only, which no longer matters once a carried value or an atomic add has combined all of them. A kernel is tested
+if a carried value is read inside its loop, is not recognised, or depends on a reduction of one tile; or if stores overwrite each
+other, or depend on such a reduction. It runs on random data with tiles of one position, three positions, and the whole row. If
+the results agree, the tile size is "tested, not proven"; if not, the user must fix it. The rows are those of a call: if none has
+two positions, the test shows nothing, and a later call is tested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from serrate.errors import KernelError
-from serrate.ir.expr import Symbol
-from serrate.ir.loops import Block, Declare, Held, Running, Write, values_of, written_by
-from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements
-from serrate.ir.values import Tensor
+from serrate.ir.expr import Element, Environment, Expr, Symbol
+from serrate.ir.loops import Block, Held, Running, While, Write, values_of, written_by
+from serrate.ir.tile import SERIAL, Axis, Carry, Loop, TileProgram, statements, walk
+from serrate.ir.values import Call, Tensor, Value
 from serrate.lower.passes.common import names_in
 from serrate.schedule.dependences import is_read_inside
 from serrate.tensor import JaggedTensor
+from serrate.tiles.carried import COMBINES
 
 WHOLE = 512
 """The longest row that is tested in one tile."""
@@ -32,29 +35,37 @@ FEW = 1 << 11
 """The most elements for which programs are tested on the reference backend, which needs no compiler."""
 
 
-Doubt: TypeAlias = Carry | Tensor
-"""A carried value, or a tensor that is overwritten, which may depend on a tile size."""
+@dataclass(frozen=True)
+class OfOneTile:
+    """A tensor to which values are stored that depend on a reduction or scan of one tile."""
+
+    tensor: Tensor
 
 
-def unproven(program: TileProgram) -> list[tuple[Axis, Doubt]]:
+Suspect: TypeAlias = Carry | Tensor | OfOneTile
+"""A carried value, or a tensor that is overwritten or gets values of one tile, which may depend on a tile size."""
+
+
+def unproven(program: TileProgram) -> list[tuple[Axis, Suspect]]:
     """Carried values and stores that may depend on a tile size that the user left open."""
-    found: dict[tuple[Axis, Doubt], None] = {}
+    found: dict[tuple[Axis, Suspect], None] = {}
     for node in (n for phase in program.phases for n in statements(phase.body)):
         if isinstance(node, Loop):
             axis = program.axis_of(node.domain)
             if axis is not None and axis.block is None:
                 axes = [a for a in program.axes if a.original is axis]
-                doubtful: list[Doubt] = [*_partial(node, axes)]
+                suspects: list[Suspect] = []
                 if node.kind is SERIAL:
-                    doubtful += [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
-                    doubtful += _overwritten(node, {s for a in axes for s in _symbols(a)})
-                found |= dict.fromkeys((axis, each) for each in doubtful)
+                    suspects += [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
+                    suspects += _overwritten(node, {s for a in axes for s in _symbols(a)})
+                suspects += _of_one_tile(node, axes)
+                found |= dict.fromkeys((axis, each) for each in suspects)
     return list(found)
 
 
-def named(each: Doubt) -> str:
+def name_of(each: Suspect) -> str:
     """Its name in messages."""
-    return each.name if isinstance(each, Tensor) else str(each)
+    return each.name if isinstance(each, Tensor) else each.tensor.name if isinstance(each, OfOneTile) else str(each)
 
 
 def _overwritten(loop: Loop, own: set[Symbol]) -> Iterator[Tensor]:
@@ -67,27 +78,49 @@ def _overwritten(loop: Loop, own: set[Symbol]) -> Iterator[Tensor]:
                 yield node.tensor
 
 
-def _partial(loop: Loop, axes: Sequence[Axis]) -> Iterator[Tensor]:
-    """Tensors to which a loop over these axes stores a value that was reduced over the lanes of one tile.
+def _of_one_tile(loop: Loop, axes: Sequence[Axis]) -> Iterator[Suspect]:
+    """Carried values and stores that depend on a reduction or scan of one tile of a loop over these axes, other than by combining
+    it with a carried value.
 
     A store whose place is computed from the number or the bounds of the tile is meant for that tile. A reduction may bound loops,
     as the longest row of a tile does: only values are followed, not conditions."""
     lanes = {a.position for a in axes}
     tile = {s for a in axes for s in _symbols(a)} - lanes
-    nodes = list(statements(loop.body))
-    inside = {node.local for node in nodes if isinstance(node, Declare)}
-    partial: set[str] = set()
-    for node in nodes:
-        if not isinstance(node, Block):
-            continue
-        reads = any(v.local.name in partial for value in values_of(node) for v in value.walk() if isinstance(v, Held))
-        scanned = {node.axis.symbol} if isinstance(node, Running) and node.axis is not None else set()
-        for local in written_by(node):
-            over = {lane.symbol for lane in node.lanes} - {lane.symbol for lane in local.lanes} | scanned
-            if local in inside and (reads or over & lanes):
-                partial.add(local.name)
-        if isinstance(node, Write) and not node.add and reads and not {s for e in node.index for s in e.symbols} & tile:
-            yield node.tensor
+    carries = {local.name: each for each in loop.carried if each.reduction is not None for local in each.locals}
+    tainted: set[str] = set()
+
+    def reads(value: Value) -> bool:
+        pending, seen = [value], set[int]()
+        while pending:
+            each = pending.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            names = [v.local.name for v in each.args if isinstance(v, Held)]
+            if isinstance(each, Held) and each.local.name in tainted:
+                return True
+            # Combined with a carried value, it stands for all tiles so far: `is_read_inside` judges who reads that.
+            is_combined = isinstance(each, Call) and each.function in COMBINES and len(names) == len(each.args)
+            if not (is_combined and carries.keys() & names):
+                pending += each.args
+        return False
+
+    for node in statements(loop.body):
+        if isinstance(node, Write):
+            # A sum of sums is one over all tiles.
+            is_sum = node.add and isinstance(node.value, Held)
+            if not is_sum and {s for e in node.index for s in e.symbols}.isdisjoint(tile) and reads(node.value):
+                yield OfOneTile(node.tensor)
+        elif isinstance(node, Block):
+            scanned = {node.axis.symbol} if isinstance(node, Running) and node.axis is not None else set()
+            depends = any(map(reads, values_of(node)))
+            for local in written_by(node):
+                over = {lane.symbol for lane in node.lanes} - {lane.symbol for lane in local.lanes} | scanned
+                if local.name in carries:
+                    if depends:
+                        yield carries[local.name]
+                elif depends or over & lanes:
+                    tainted.add(local.name)
 
 
 def _symbols(axis: Axis) -> set[Symbol]:
@@ -107,8 +140,55 @@ def backend_to_try(env: Mapping[str, Any]) -> str:
     return "reference" if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) <= FEW else "cpp"
 
 
-def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
-    """The same arguments with other contents, on a CPU: floats are random, integers are copied because they may be indices."""
+def is_telling(
+    program: TileProgram, suspects: Sequence[tuple[Axis, Suspect]], environment: Environment, env: Mapping[str, Any]
+) -> bool:
+    """Whether the loops of suspects run over several positions in a call with these numbers and arguments: only then does a tile
+    of one differ from the whole row."""
+    axes = {axis for axis, _ in suspects}
+    for phase in program.phases:
+        for node, around in walk(phase.body):
+            if not isinstance(node, Loop) or program.axis_of(node.domain) not in axes:
+                continue
+            if _most(node, around, environment, env) < 2:
+                return False
+            if any(_most(loop, around[:k], environment, env) < 1 for k, loop in enumerate(around)):
+                return False
+    return True
+
+
+def _most(loop: Loop, around: Sequence[Loop], environment: Environment, env: Mapping[str, Any]) -> int:
+    """How many positions a loop has at most. What it reads from memory is at most a length or an integer of the arguments, and a
+    bound that moves with an outer loop is at most that loop's extent."""
+    extent = loop.domain.extent_expr
+    reads, own = any(isinstance(e, Element) for e in extent.walk()), _symbols_outside_memory(extent)
+    if not reads and own <= environment.symbols.keys():
+        return int(extent.evaluate(environment))
+    given = (
+        [_most(outer, around[:k], environment, env) for k, outer in enumerate(around)] if own - environment.symbols.keys() else []
+    )
+    if reads:
+        given += [x.max_length for x in env.values() if isinstance(x, JaggedTensor)]
+        given += [int(x.max()) for x in env.values() if isinstance(x, torch.Tensor) and not x.is_floating_point() and x.numel()]
+    return max(given, default=0)
+
+
+def _symbols_outside_memory(e: Expr) -> set[Symbol]:
+    """The symbols of an expression, except those that only select what it reads from memory."""
+    if isinstance(e, Element):
+        return set()
+    return {e} if isinstance(e, Symbol) else {s for operand in e.operands for s in _symbols_outside_memory(operand)}
+
+
+def passes_floats(program: TileProgram, env: Mapping[str, Any]) -> bool:
+    """Whether there are float arguments that may be any number; one that a `while` compares with may keep it from ending."""
+    loops = (isinstance(n, While) for phase in program.phases for n in statements(phase.body))
+    return any(isinstance(x, float) for x in env.values()) and not any(loops)
+
+
+def at_random(env: Mapping[str, Any], *, floats: bool = False) -> dict[str, Any]:
+    """The same arguments with other contents, on a CPU: floats are random, those passed as arguments only if `floats` is set.
+    Integers are copied, because they may be indices."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def other(x: torch.Tensor) -> torch.Tensor:
@@ -116,15 +196,17 @@ def at_random(env: Mapping[str, Any]) -> dict[str, Any]:
             return x.to("cpu", copy=True)
         return torch.randn(x.shape, generator=generator, device="cpu").to(x.dtype)
 
+    def argument(x: Any) -> Any:
+        if isinstance(x, JaggedTensor):
+            return x.cpu().with_values(other(x.values))
+        if isinstance(x, torch.Tensor):
+            return other(x)
+        if floats and isinstance(x, float):
+            return float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) / 2 + 0.25
+        return x
+
     with torch.no_grad():
-        return {
-            name: x.cpu().with_values(other(x.values))
-            if isinstance(x, JaggedTensor)
-            else other(x)
-            if isinstance(x, torch.Tensor)
-            else x
-            for name, x in env.items()
-        }
+        return {name: argument(x) for name, x in env.items()}
 
 
 def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
@@ -138,22 +220,31 @@ def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
     return True
 
 
-def refusal(values: Sequence[tuple[Axis, Doubt]], tiles: Sequence[int]) -> KernelError:
+def refusal(values: Sequence[tuple[Axis, Suspect]], tiles: Sequence[int]) -> KernelError:
     """The error for values that depend on the size of a tile."""
+    carried = [(axis, each) for axis, each in values if isinstance(each, Carry)]
     stores = [(axis, each) for axis, each in values if isinstance(each, Tensor)]
-    if len(stores) == len(values):
+    sizes = ", ".join(map(str, tiles))
+    if not carried and len(stores) == len(values):
         axis, tensor = stores[0]
         return KernelError(
-            f"what is stored to {tensor.name} depends on how rows are cut into tiles: in {axis}, it is computed from one tile, "
-            "or every iteration stores to the same elements, so the last tile decides. Tiles of "
-            f"{', '.join(map(str, tiles))} positions give different results. Accumulate over all tiles (total = total + ...) and "
-            "store after the loop, add with hl.atomic_add, or fix the tile, as in hl.tile(..., block_size=16)"
+            f"every iteration of {axis} stores to the same elements of {tensor.name}, so the last tile decides, and the result "
+            f"depends on how rows are cut into tiles: tiles of {sizes} positions give different results. "
+            "Accumulate in the loop (total = total + ...) and store after it, or fix the tile, as in hl.tile(..., block_size=16)"
         )
-    axis, carry = next((axis, each) for axis, each in values if not isinstance(each, Tensor))
-    names = ", ".join(dict.fromkeys(named(each) for _, each in values if not isinstance(each, Tensor)))
+    if not carried:
+        axis, each = next((axis, each) for axis, each in values if isinstance(each, OfOneTile))
+        return KernelError(
+            f"what is stored to {name_of(each)} depends on how rows are cut into tiles: in {axis}, it is computed from a "
+            f"reduction or scan of one tile, and tiles of {sizes} positions give different results. Accumulate over all tiles "
+            "(total = total + ...) and store after the loop or in a second one, add with hl.atomic_add, or fix the tile, as in "
+            "hl.tile(..., block_size=16)"
+        )
+    axis, carry = carried[0]
+    names = ", ".join(dict.fromkeys(name_of(each) for _, each in carried))
     return KernelError(
         f"{names}, carried around {axis}, depends on how rows are cut into tiles: it is not a recognised reduction (sum, prod, "
         "max, min, any, all, products, statistics rescaled by a maximum) that is read after its loop, and tiles of "
-        f"{', '.join(map(str, tiles))} positions give different results. Fix the tile, as in hl.tile(..., block_size=16), or "
+        f"{sizes} positions give different results. Fix the tile, as in hl.tile(..., block_size=16), or "
         f"write {carry} as a reduction"
     )

@@ -26,7 +26,18 @@ from serrate.tensor import JaggedTensor
 from serrate.tiles.implied_conditions import without_implied
 from serrate.tiles.loops import RetraceFacts, RetraceNeeded
 from serrate.tiles.memory import TracedRows, first_of
-from serrate.tiles.proof import Doubt, agree, at_random, backend_to_try, named, refusal, tiles_to_try, unproven
+from serrate.tiles.proof import (
+    Suspect,
+    agree,
+    at_random,
+    backend_to_try,
+    is_telling,
+    name_of,
+    passes_floats,
+    refusal,
+    tiles_to_try,
+    unproven,
+)
 from serrate.tiles.signature import counts_of, paths_of, sizes_of, widths
 from serrate.tiles.source import DeviceLoop
 from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Fixed, Items, Path, Places, names_of
@@ -93,6 +104,8 @@ class LoopPrograms:
         self.open_blocks = 0
         """How many block sizes of the configuration the loop takes."""
         self._decided: set[Path] = set()
+        self._untested: dict[LoopStage, Sequence[tuple[Axis, Suspect]]] = {}
+        """Programs whose tile sizes are in doubt, and whose calls so far had too few positions to tell."""
 
     def find(self, form: Key, items: Items, env: Callable[[], Env]) -> LoopStage:
         """The program for a call of this form with these items; if there is none yet, traces one for the variables in `env`."""
@@ -103,7 +116,14 @@ class LoopPrograms:
         if found is None:
             with making, CPU_DEVICE:
                 found = self._new(key, items, sizes, env())
+        elif found in self._untested:
+            with making, CPU_DEVICE:
+                self._test(found, items, env())
         return found
+
+    def is_tested(self, stage: LoopStage) -> bool:
+        """Whether the tile sizes of a program need no more tests."""
+        return stage not in self._untested
 
     def are_outlined(self, items: Items) -> bool:
         """Whether one program serves all calls with the outline of this one: no sizes of dims that hold rows, which are not part
@@ -158,25 +178,37 @@ class LoopPrograms:
         program = below_their_maximum(without_implied(replace(program, longest=longest)))
         made = LoopStage(self.name, program, sources, self.options)
         made.variant(items)
-        doubtful = unproven(program)
-        if doubtful:
-            self._try(program, sources, env, doubtful)
-            names = ", ".join(dict.fromkeys(named(each) for _, each in doubtful))
-            made.reasons = (f"the tiles around {names}: tested, not proven",)
+        suspects = unproven(program)
+        if suspects:
+            self._untested[made] = suspects
+            self._test(made, items, env)
         return made
 
-    def _try(self, program: TileProgram, sources: ArgumentSources, env: Env, doubtful: Sequence[tuple[Axis, Doubt]]) -> None:
+    def _test(self, stage: LoopStage, items: Items, env: Env) -> None:
+        """Tests a program whose tile sizes are in doubt, if this call can tell them apart. The caller holds the lock `making`."""
+        suspects = self._untested.get(stage)
+        if suspects is None:
+            return
+        names = ", ".join(dict.fromkeys(name_of(each) for _, each in suspects))
+        if is_telling(stage.traced, suspects, stage.environment(items), env):
+            self._try(stage, suspects, env)
+            del self._untested[stage]
+            stage.reasons = (f"the tiles around {names}: tested, not proven",)
+        else:
+            stage.reasons = (f"the tiles around {names}: not tested yet, because no loop around them had several positions",)
+
+    def _try(self, made: LoopStage, suspects: Sequence[tuple[Axis, Suspect]], env: Env) -> None:
         """Raises if the results depend on the tile size."""
         tiles = tiles_to_try(env)
-        found = []
+        found: dict[bool, list[list[torch.Tensor]]] = {
+            floats: [] for floats in (False, *[True] * passes_floats(made.traced, env))
+        }
         for size in tiles:
-            options = Options("maskless", backend_to_try(env), lanes={axis.name: size for axis, _ in doubtful})
-            stage, random = LoopStage(self.name, program, sources, options), at_random(env)
-            trial = [random[name] for name in sources.names]
-            stage.ready(trial)()
-            found.append(stage.outputs(trial))
-        if not agree(found):
-            raise refusal(doubtful, tiles)
+            stage = made.with_options(Options("maskless", backend_to_try(env), lanes={axis.name: size for axis, _ in suspects}))
+            for floats, results in found.items():
+                results.append(stage.tried(at_random(env, floats=floats)))
+        if not all(map(agree, found.values())):
+            raise refusal(suspects, tiles)
 
     def _traced(self, env: Env, items: Items, sizes: dict[Path, int], form: Form) -> tuple[TileProgram, Trace]:
         # Carried values are determined anew for every program: their dtypes may differ.

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -175,7 +175,8 @@ class LoopStage(CompiledStage):
     def __init__(self, name: str, program: TileProgram, sources: ArgumentSources, options: Options) -> None:
         super().__init__(_as_computed(program), sources.arguments, options.policy, options.shares)
         self.name, self._sources, self._options = name, sources, options
-        self._traced = program
+        self.traced = program
+        """The program as it was traced."""
         self._backend = options.backend or default_backend(sources.device)
         self.reasons: tuple[str, ...] = ()
         """Reasons to add to its plans."""
@@ -369,6 +370,16 @@ class LoopStage(CompiledStage):
         with paused():
             return self._work(items, self._prepared(items))
 
+    def with_options(self, options: Options) -> LoopStage:
+        """The same loop, compiled otherwise."""
+        return LoopStage(self.name, self.traced, self._sources, options)
+
+    def tried(self, env: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Runs the program on these variables, and returns the tensors that it stores to."""
+        items = [env[name] for name in self._sources.names]
+        self.ready(items)()
+        return self.outputs(items)
+
     def _work(self, items: Items, ready: Prepared) -> Callable[[], None]:
         program = ready.executable.program
         if not program.kernels:
@@ -391,7 +402,7 @@ class LoopStage(CompiledStage):
     @functools.cached_property
     def lifted(self) -> LiftedLoop:
         """The loop as a fusion, for its gradient."""
-        return lift(self._traced, self._sources.lines, self._sources.longest)
+        return lift(self.traced, self._sources.lines, self._sources.longest)
 
     @property
     def options(self) -> Options:

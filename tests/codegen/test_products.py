@@ -43,3 +43,30 @@ def test_rows_that_are_read_across(dtype: torch.dtype, left: int, right: int) ->
     x, y = (JaggedTensor.from_lengths(torch.randint(-8, 8, (sum(lengths), n)).to(dtype), lengths) for n in (left, right))
     wanted = [a.double().t() @ b.double() for a, b in zip(x.unbind(), y.unbind(), strict=True)]
     assert torch.equal(per_row(x, y).double(), torch.stack(wanted))
+
+
+@serrate.kernel(strategy="persistent_dynamic")
+def rotated(x: JaggedTensor, keys: JaggedTensor, angle: torch.Tensor) -> JaggedTensor:
+    out = torch.empty_like(x)
+    for b in hl.grid(x.num_rows):
+        for t in hl.tile(x.max_length):
+            left, right, turn = x[b, t, 0:4], x[b, t, 4:8], angle[t, :]
+            top = hl.full([t], -torch.inf)
+            for k in hl.tile(keys.max_length):
+                key = keys[b, k, :].T
+                scores = (left * turn - right) @ key + (left + right * turn) @ key
+                top = torch.maximum(top, scores.amax(1))
+            out[b, t, :] = hl.zeros([t, 8]) + top[:, None]
+    return out
+
+
+def test_operands_of_several_slices_of_rows() -> None:
+    """As rotary embeddings are computed: g++ 12 read the slices of all rows but the first at wrong places."""
+    lengths = [3, 0, 20]
+    x, keys = (JaggedTensor.from_lengths(torch.randn(sum(lengths), n), lengths) for n in (8, 4))
+    angle, wanted = torch.randn(64, 4), []
+    for row, key in zip(x.unbind(), keys.unbind(), strict=True):
+        left, right, turn = row[:, :4], row[:, 4:], angle[: len(row)]
+        if len(row):
+            wanted.append(((left * turn - right + left + right * turn) @ key.T).amax(1))
+    torch.testing.assert_close(rotated.on("cpp")(x, keys, angle).values[:, 0], torch.cat(wanted), atol=1e-4, rtol=1e-4)

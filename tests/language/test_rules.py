@@ -521,11 +521,19 @@ def test_what_the_last_tile_leaves_in_memory_depends_on_the_tile(backend: str) -
                 out[b] = total
         return out
 
-    with pytest.raises(
-        KernelError, match=r"what is stored to out depends on .* in the tile of line \d+, it is computed from one"
-    ):
+    @serrate.kernel
+    def begins(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for b in hl.tile(x.size(0)):
+            for t in hl.tile(x.size(1)):
+                out[b] = hl.zeros([b]) + t.begin
+        return out
+
+    with pytest.raises(KernelError, match=r"in the tile of line \d+, it is computed from a reduction or scan of one tile"):
         last.on(backend)(ragged())
     x = torch.randn(3, 11)
+    with pytest.raises(KernelError, match=r"every iteration of the tile of line \d+ stores to the same elements of out, so"):
+        begins.on(backend)(x)
     torch.testing.assert_close(fixed.on(backend)(x), x[:, 8:].sum(1))
     torch.testing.assert_close(running.on(backend)(x), x.sum(1))
 
@@ -617,3 +625,96 @@ def test_what_agrees_with_itself_is_tested_and_not_proven(backend: str) -> None:
     jt = ragged()
     torch.testing.assert_close(roundabout.on(backend)(jt), torch.stack([row.sum() for row in jt.unbind()]))
     assert "acc: tested, not proven" in str(roundabout.on(backend).variants(jt)[0].plan)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_a_call_that_cannot_tell_tiles_apart_tests_nothing(backend: str) -> None:
+    """A later call with longer rows is tested instead; before, the first call decided for all."""
+
+    @serrate.kernel
+    def fading(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc * 0.5 + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    @serrate.kernel
+    def shortened(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(x.size(0))
+        for b in hl.tile(x.size(0)):
+            acc = hl.zeros([b])
+            for t in hl.tile(lengths[b].amax()):
+                acc = acc * 0.5 + x[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    kernel = fading.on(backend)
+    for lengths in ([], [0, 0], [1, 0, 1]):
+        jt = JaggedTensor.from_lengths(torch.ones(sum(lengths)), lengths)
+        for _ in range(3):
+            assert kernel(jt).tolist() == lengths
+    assert "acc: not tested yet" in str(kernel.variants(jt)[0].plan)
+    with pytest.raises(KernelError, match="depends on how rows are cut into tiles"):
+        kernel(JaggedTensor.from_lengths(torch.ones(5), [5, 0]))
+
+    dense = shortened.on(backend)
+    assert dense(torch.ones(0, 6), torch.zeros(0, dtype=torch.int64)).tolist() == []
+    assert dense(torch.ones(2, 6), torch.tensor([1, 0])).tolist() == [1, 1]
+    with pytest.raises(KernelError, match="depends on how rows are cut into tiles"):
+        dense(torch.ones(2, 6), torch.tensor([1, 5]))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_tiles_are_tested_for_other_float_arguments_too(backend: str) -> None:
+    @serrate.kernel
+    def decayed(jt: JaggedTensor, decay: float) -> torch.Tensor:
+        out = torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc * decay + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    with pytest.raises(KernelError, match="depends on how rows are cut into tiles"):
+        decayed.on(backend)(ragged(), 1.0)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp"])
+def test_a_reduction_of_one_tile_depends_on_the_tile(backend: str) -> None:
+    @serrate.kernel
+    def summed(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.empty(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc + (jt[b, t] - jt[b, t].mean(1)[:, None]).square().sum(1)
+            out[b] = acc
+        return out
+
+    @serrate.kernel
+    def stored(jt: JaggedTensor) -> JaggedTensor:
+        out = torch.empty_like(jt)
+        for b in hl.tile(jt.num_rows):
+            for t in hl.tile(jt.max_length):
+                out[b, t] = jt[b, t].cumsum(1)
+        return out
+
+    @serrate.kernel
+    def added(jt: JaggedTensor) -> torch.Tensor:
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(jt.num_rows):
+            for t in hl.tile(jt.max_length):
+                hl.atomic_add(out, [b], jt[b, t].sum(1))
+        return out
+
+    jt = ragged()
+    with pytest.raises(KernelError, match=r"^acc, carried around .* depends on how rows are cut into tiles"):
+        summed.on(backend)(jt)
+    with pytest.raises(KernelError, match=r"^what is stored to out depends on how rows are cut into tiles"):
+        stored.on(backend)(jt)
+    torch.testing.assert_close(added.on(backend)(jt), torch.stack([row.sum() for row in jt.unbind()]))
+    assert "tested" not in str(added.on(backend).variants(jt)[0].plan)

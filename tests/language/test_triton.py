@@ -208,3 +208,29 @@ def test_products_of_many_rows_run_on_matrix_units(monkeypatch: pytest.MonkeyPat
     example("jagged_flash_attention").check([3, 0, 17, 1], noted)
     # Two products, in the loop over whole blocks and after it.
     assert sources and all(source.count("tl.dot(") == 4 for source in sources)
+
+
+def test_branches_with_reductions_of_known_and_of_unknown_length() -> None:
+    """Which lanes existed is counted in integers in every branch. Triton refuses a name that is an integer in one branch and a
+    float in another, but its interpreter accepts it."""
+
+    @serrate.kernel
+    def k(x: JaggedTensor, kind: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.num_rows)
+        for b in hl.grid(x.num_rows):
+            top = hl.full([1], -100.0)
+            for t in hl.tile(x.max_length):
+                top = torch.maximum(top, x[b, t].amax())
+            if kind[b] == 0:
+                found = 1.0
+                for t in hl.tile(x.max_length):
+                    found = found * x[b, t].prod()
+            else:
+                found = top.sum()
+            out[b] = found
+        return out
+
+    x, kind = rows([3, 2, 7, 0]), torch.tensor([0, 1, 0, 1])
+    wanted = [x[0].prod(), x[1].max(), x[2].prod(), torch.tensor(-100.0)]
+    torch.testing.assert_close(k.on("triton")(x, kind), torch.stack(wanted))
+    assert "* 1.0" not in k.on("triton").source(x, kind)

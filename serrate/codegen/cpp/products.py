@@ -110,6 +110,9 @@ def _operand(text: Text, value: Value, outer: Lane, inner: Lane, ranges: dict[La
         return name, str(inner.size)
     text.put(f"static thread_local {kind} {name}[{outer.size * inner.size}];")
     for lane in (outer, inner):
+        if lane == inner:
+            # Like all innermost loops. If g++ 12 unrolls it and vectorizes the outer one, masked reads with gaps are wrong.
+            text.put("#pragma omp simd")
         text.open(f"for (i64 {lane.symbol} = {ranges[lane].start}; {lane.symbol} < {ranges[lane].end}; {lane.symbol}++)")
     scalars = text.scalars()
     # The copy rounds, so the value is not rounded first.

@@ -191,7 +191,9 @@ class ValuePrinter(IndexPrinter):
             counts = [self._width(lane, on_lanes, lanes) for lane in value.lanes]
         counts += [f"({test}).to(tl.int64)" for test in tests]
         total = " * ".join(counts) or "1"
-        return f"({total}) * 1.0" if all(c.isdigit() for c in counts) else f"({total}).to({TYPES[value.dtype]})"
+        if not all(c.isdigit() for c in counts):
+            return f"({total}).to({TYPES[value.dtype]})"
+        return f"({total}) * 1.0" if value.dtype.is_floating_point else f"tl.full([], {total}, {TYPES[value.dtype]})"
 
     def _width(self, lane: Lane, guard: Sequence[Less], lanes: Lanes) -> str:
         """The number of positions of a lane, each condition on which ends at some position."""
