@@ -8,7 +8,8 @@ addresses itself and fills in zeros where the block reaches past the matrix. It 
 requires:
 
   rows        begin at multiples of 16 bytes, so 16 must divide the length of a matrix row in bytes;
-  blocks      are contiguous along their columns, at least 16 bytes wide, and at most 256 positions long on each side.
+  blocks      are contiguous along their columns, at least 16 bytes wide, and at most 256 positions long on each side; their
+              first column is at a multiple of 16 bytes.
 
 The tensor's dims up to the one that holds the block's rows become the rows of the matrix, the remaining dims its columns. For
 example, keys `[n, 16, 128]`, read 64 positions of one head at a time, are 64 x 128 blocks of an n x 2048 matrix.
@@ -25,7 +26,7 @@ from serrate.ir.loops import Lane, Load, flat_index
 from serrate.ir.solve import factor_of
 
 ALIGNMENT = 16
-"""Bytes that divide the address of a matrix, and the length of its rows."""
+"""Bytes that divide the address of a matrix, the length of its rows, and the place of a block in them."""
 LONGEST = 256
 """The most positions along a side of a block."""
 
@@ -53,9 +54,9 @@ def box_of(value: Load, lanes: Sequence[Lane]) -> MatrixBox | None:
     split = outer + 1
     start = [e.substitute({lane.symbol: const(0) for lane in lanes}) for e in value.index]
     rows, columns = (_product(part) for part in (extents[:split], extents[split:]))
-    if not divides(max(ALIGNMENT // size, 1), columns) or any(e.arrays for e in (rows, columns)):
-        return None
     place = flat_index(start[:split], extents[:split]), flat_index(start[split:], extents[split:])
+    if not all(divides(max(ALIGNMENT // size, 1), e) for e in (columns, place[1])) or any(e.arrays for e in (rows, columns)):
+        return None
     return MatrixBox(rows, columns, place, (row, column))
 
 

@@ -29,8 +29,16 @@ class PerComponent:
         return (self.term.symbols | self.count.symbols) - {self.coordinate}
 
 
+@dataclass(frozen=True)
 class RunningSum(PerComponent):
-    """`[0, f(0), f(0)+f(1), ...]`."""
+    """`[0, f(0), f(0)+f(1), ...]`. With `most`, elements are clamped to it, and negative terms to 0."""
+
+    most: Expr | None = None
+
+    @property
+    def symbols(self) -> frozenset[Symbol]:
+        """The extents that must be known."""
+        return super().symbols | (frozenset() if self.most is None else self.most.symbols)
 
 
 class Largest(PerComponent):

@@ -18,6 +18,7 @@ from serrate.ir.tile import Leaf, TileProgram, statements, verify
 from serrate.lower.blocks import blocks
 from serrate.lower.limits import limits_of
 from serrate.lower.passes.barriers import barriers
+from serrate.lower.passes.bound_sums import bound_sums
 from serrate.lower.passes.boxes import boxes
 from serrate.lower.passes.collect import collect
 from serrate.lower.passes.end_loops import end_loops
@@ -79,6 +80,8 @@ def passes(target: Target) -> list[tuple[str, Pass]]:
         (target.tables, launch_bounds),
         # clamp values that a caller could still change, so that no access leaves its tensor
         (True, keep_in_bounds),
+        # do not let the offsets of work lists exceed the bounds that memory is allocated for
+        (target.tables, bound_sums),
         # hoist loop-invariant conditions out of loops
         (not target.lanes_in_order, hoist_guards),
         # combine lanes after the loop that reduces them

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from serrate.ir.expr import Array, Environment, Expr, Symbol
-from serrate.ir.recipes import GroupMaximum, InverseOrder, Joined, Largest, Order, Owners
+from serrate.ir.recipes import GroupMaximum, InverseOrder, Joined, Largest, Order, Owners, RunningSum
 from serrate.runtime.locks import Lock
 from serrate.tensor.torch_private import is_recorded, versions
 
@@ -169,5 +169,9 @@ def _make(
     pairs = zip(parts, counts, strict=True)
     terms = torch.cat([evaluated(term, recipe.coordinate, int(count.evaluate(numbers))) for term, count in pairs])
     total = torch.zeros(len(terms) + 1, dtype=torch.int64, device=device)
+    if isinstance(recipe, RunningSum) and recipe.most is not None:
+        most = int(recipe.most.evaluate(numbers))
+        torch.cumsum(terms.clamp(0, most), 0, out=total[1:])
+        return total.clamp_(max=most)
     torch.cumsum(terms, 0, out=total[1:])
     return total

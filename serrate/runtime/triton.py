@@ -213,14 +213,20 @@ def _is_one_of_several(device: torch.device) -> bool:
 
 
 def is_direct(addresses: Sequence[int]) -> bool:
-    """Whether a compiled kernel may be launched without Triton: all addresses are multiples of 16, and no profiler has asked
-    Triton to be called at every launch."""
-    if functools.reduce(operator.or_, addresses, 0) & 15:
+    """Whether a compiled kernel may be launched without Triton: all addresses are multiples of 16, no profiler has asked Triton
+    to be called at every launch, and the kernel does not depend on the sizes of tensors."""
+    if functools.reduce(operator.or_, addresses, 0) & 15 or _depends_on_sizes():
         return False
     knobs = _knobs()
     enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
     # A chain of hooks; in earlier releases one hook, or None.
     return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def _depends_on_sizes() -> bool:
+    """Whether Triton compiles another kernel for tensors of more than 2 GiB, as it does for AMD's buffer instructions: these have
+    32-bit offsets, and read 0 past them."""
+    return torch.version.hip is not None and _triton().knobs.amd.use_buffer_ops
 
 
 @functools.cache

@@ -66,6 +66,15 @@ def test_which_operands_are_boxes(depth: int, width: int, dtype: torch.dtype, wa
     assert boxes_in(function, x, weights) == wanted
 
 
+@pytest.mark.parametrize(("first", "wanted"), [(3, 0), (8, 1)])
+def test_columns_from_some_place_on(first: int, wanted: int) -> None:
+    """Triton moves only blocks that begin at a multiple of 16 bytes in their row."""
+    values, weights = random(45, DEPTH), random(2, DEPTH, WIDTH, seed=1) / 8
+    function, x = serrate.jit(lambda x, w: x @ w[:, :, first:], backend="triton"), rows_of(values, [40, 5])
+    check(function(x, weights), values, weights[:, :, first:], [40, 5])
+    assert boxes_in(function, x, weights) == wanted or not INTERPRETED
+
+
 @pytest.mark.parametrize("lengths", [[0], [1], [128], [129, 0, 0], [0, 3, 0, 130, 1], [127, 128, 2]])
 def test_rows_of_any_length(lengths: list[int]) -> None:
     values, weights = random(sum(lengths), DEPTH), random(len(lengths), DEPTH, WIDTH, seed=1) / 8

@@ -387,7 +387,7 @@ LOWER = [
     *_of(
         "serrate/analysis/boxes.py",
         ("tests/analysis/test_boxes.py",),
-        ("if not divides(max(ALIGNMENT // size, 1), columns) or", "if"),
+        ("if not all(divides(max(ALIGNMENT // size, 1), e) for e in (columns, place[1])) or", "if"),
         ("flat_index(start[split:], extents[split:])", "start[-1]"),
     ),
     *_of(

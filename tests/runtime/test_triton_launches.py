@@ -100,6 +100,20 @@ def test_profilers_that_hook_into_triton_see_every_launch(monkeypatch: pytest.Mo
     assert launched() == (2, 2)
 
 
+@pytest.mark.parametrize("buffers", [True, False])
+def test_triton_chooses_the_kernel_for_the_sizes_of_tensors_on_amd(buffers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffer instructions reach 2 GiB: a kernel that has them is not launched for larger tensors."""
+    from triton import knobs
+
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(knobs.amd, "use_buffer_ops", buffers)
+    function = Function()
+    kernel, room = TritonFunction(function, {}), torch.zeros(8)
+    for _ in range(3):
+        kernel((1, 1), [room], [5], CPU)
+    assert (len(function.through_triton), len(function.direct)) == ((3, 0) if buffers else (1, 2))
+
+
 @pytest.fixture
 def functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Function]:
     """Everything that is launched, by name and by the text of its module."""

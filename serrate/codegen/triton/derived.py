@@ -142,8 +142,10 @@ def _order(recipe: Order, names: dict[Array, str], numbers: dict[Symbol, str]) -
     count = written(recipe.count, _spelling({}, numbers, ""))
     spelling = _spelling(names, {**numbers, recipe.coordinate: "position"}, f"position < {count}")
     most = 2**62 // BLOCK
+    # The last digits of a negative number would not be a position.
+    key = f"tl.maximum(tl.minimum({written(recipe.term, spelling)}, {most - 1}), 0)"
     return [
-        f"        key = tl.where(position < {count}, tl.minimum({written(recipe.term, spelling)}, {most - 1}), {most})",
+        f"        key = tl.where(position < {count}, {key}, {most})",
         f"        found = position - position % {BLOCK} + tl.sort(key * {BLOCK} + position % {BLOCK}) % {BLOCK}",
     ]
 
@@ -164,7 +166,15 @@ def _block(array: int, recipe: RunningSum, names: dict[Array, str], numbers: dic
 def _terms(recipe: RunningSum, names: dict[Array, str], numbers: dict[Symbol, str]) -> str:
     count = written(recipe.count, _spelling({}, numbers, ""))
     term = written(recipe.term, _spelling(names, {**numbers, recipe.coordinate: "c"}, f"c < {count}"))
+    if recipe.most is not None:
+        # Lengths may be wrong: a check of the offsets reports that later.
+        term = f"tl.maximum({_at_most(term, recipe, numbers)}, 0)"
     return f"        term = tl.where(c < {count}, {term}, 0).to(tl.int64)"
+
+
+def _at_most(text: str, recipe: RunningSum, numbers: dict[Symbol, str]) -> str:
+    """A number, or the most that elements of a running sum can be."""
+    return text if recipe.most is None else f"tl.minimum({text}, {written(recipe.most, _spelling({}, numbers, ''))})"
 
 
 def _whole_sum(array: Array, names: dict[Array, str], numbers: dict[Symbol, str]) -> list[str]:
@@ -174,7 +184,7 @@ def _whole_sum(array: Array, names: dict[Array, str], numbers: dict[Symbol, str]
     return [
         _terms(array.recipe, names, numbers),
         f"        tl.store({names[array]}, tl.full([], 0, tl.int64))",
-        f"        tl.store({names[array]} + 1 + c, tl.cumsum(term), mask=c < {count})",
+        f"        tl.store({names[array]} + 1 + c, {_at_most('tl.cumsum(term)', array.recipe, numbers)}, mask=c < {count})",
     ]
 
 
@@ -184,7 +194,7 @@ def _after(name: str, recipe: RunningSum, numbers: dict[Symbol, str]) -> list[st
     return [
         "        if block == 0:",
         f"            tl.store({name}, before)",
-        f"        tl.store({name} + 1 + c, before + tl.cumsum(term), mask=c < {count})",
+        f"        tl.store({name} + 1 + c, {_at_most('before + tl.cumsum(term)', recipe, numbers)}, mask=c < {count})",
     ]
 
 
