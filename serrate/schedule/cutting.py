@@ -201,7 +201,8 @@ def _require_rows(axis: Axis, row: RaggedIterDomain) -> None:
     """Raises unless a loop over rows runs over all of them and no more: past the last row there are no lengths."""
     if axis.domain.uid != row.component.uid:
         raise ScheduleError(
-            f"{axis} has {axis.end} positions, but there are {row.component.extent_expr} rows: loop over exactly the rows"
+            f"{axis} has {axis.end} positions, but there are {row.component.extent_expr} rows: loop over exactly the rows, as in "
+            "hl.tile(jt.num_rows)"
         )
 
 

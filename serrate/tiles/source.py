@@ -14,7 +14,8 @@ from __future__ import annotations
 import ast
 import builtins
 import types
-from collections.abc import Callable, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,8 @@ TRACE = "__serrate_trace__"
 UNSET = "__serrate_unset__"
 _UNSET = object()
 """The default of a parameter that need not be passed."""
+ROW_NUMBERS = ("num_rows", "num_groups", "max_length")
+"""Attributes of a ragged tensor that never change."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class DeviceLoop:
     """The local variables that it uses."""
     outside: tuple[str, ...]
     """The other names that it uses: globals, and variables of enclosing functions."""
+    aliases: Mapping[str, tuple[str, str]]
+    """Which of the local variables are an attribute of another one: `n` is ("jt", "num_rows") after `n = jt.num_rows`."""
     make: Callable[[Any], Callable[..., Any]]
     """Makes the loop a function of those of these names that have a value, for a machine."""
     line: int
@@ -66,14 +71,43 @@ def split(function: types.FunctionType) -> SplitKernel:
     local = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
     for statement in every_statement(tree.body):
         local |= names_written(statement)
+    aliases = _aliases(tree)
     finder = _Finder(function, local)
     tree.body = finder.statements(tree.body)
     for found, _, _ in finder.found:
         ast.increment_lineno(found, offset)
     ast.increment_lineno(tree, offset)
     _refuse_results(tree.body, finder)
-    loops = tuple(_device(function, *each) for each in finder.found)
+    loops = tuple(_device(function, *each, aliases) for each in finder.found)
     return SplitKernel(lambda launches: with_defaults(rebuilt(function, tree, {LAUNCH: launches}), function), loops)
+
+
+def _aliases(tree: ast.FunctionDef) -> dict[str, tuple[str, str]]:
+    """Variables that hold a number of rows or the longest length of a parameter, and never anything else."""
+    written = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    written.update(name for s in ast.walk(tree) if isinstance(s, (ast.Global, ast.Nonlocal)) for name in s.names)
+    for s in ast.walk(tree):
+        if isinstance(s, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Match)):
+            written.update(names_written(s))
+        elif isinstance(s, ast.ExceptHandler) and s.name:
+            written[s.name] += 1
+    parameters = {a.arg for a in ast.walk(tree.args) if isinstance(a, ast.arg)}
+    found: dict[str, tuple[str, str]] = {}
+    assigned = [pair for s in tree.body if isinstance(s, ast.Assign) for target in s.targets for pair in _pairs(target, s.value)]
+    for pair in assigned:
+        match pair:
+            case ast.Name(name), ast.Attribute(ast.Name(of), attribute) if (
+                attribute in ROW_NUMBERS and of in parameters and not written[of] and written[name] == 1
+            ):
+                found[name] = (of, attribute)
+    return found
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """The targets of an assignment, each with the expression that it gets, as far as these are written side by side."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return [*zip(target.elts, value.elts, strict=True)]
+    return [(target, value)]
 
 
 def _refuse_results(body: Sequence[ast.stmt], finder: _Finder, live: Set[str] = frozenset()) -> None:
@@ -170,7 +204,13 @@ def all_outside(function: types.FunctionType, names: Sequence[str]) -> dict[str,
     return {name: value for name in names if (value := outside(function, name, _UNSET)) is not _UNSET}
 
 
-def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...], others: tuple[str, ...]) -> DeviceLoop:
+def _device(
+    function: types.FunctionType,
+    loop: ast.For,
+    names: tuple[str, ...],
+    others: tuple[str, ...],
+    aliases: Mapping[str, tuple[str, str]],
+) -> DeviceLoop:
     body = _HookInserter().statements([loop])
     # A name that the loop sets before reading it need not be passed.
     unset = ast.parse("\n".join(f"if {n} is {UNSET}: del {n}" for n in names) or "pass").body
@@ -190,7 +230,8 @@ def _device(function: types.FunctionType, loop: ast.For, names: tuple[str, ...],
         built.__kwdefaults__ = dict.fromkeys(every, _UNSET)
         return built
 
-    return DeviceLoop(names, others, make, loop.lineno)
+    used = {name: of for name, of in aliases.items() if name in names and of[0] in names}
+    return DeviceLoop(names, others, used, make, loop.lineno)
 
 
 class _HookInserter:

@@ -142,6 +142,8 @@ class LoopPrograms:
         if new:
             counts = counts_of(env)
             self.changing |= {path for path in new if named[path] in counts and self.options.static_shapes is not True}
+            # No program reads them.
+            self.changing |= {(name,) for name in self._aliases(env)}
             self._decided |= new
         if self.options.alone:
             self.changing |= named.keys() - form.static - widths(env)
@@ -163,6 +165,10 @@ class LoopPrograms:
             self._settle()
             form.stages[form.key(sizes, items)] = found
         return found
+
+    def _aliases(self, env: Env) -> dict[str, tuple[str, str]]:
+        """Variables that are an attribute of a ragged tensor, so that programs know as much about them as about the attribute."""
+        return {name: of for name, of in self.loop.aliases.items() if isinstance(env.get(of[0]), JaggedTensor)}
 
     def _settle(self) -> None:
         for form in self.forms.values():
@@ -229,7 +235,9 @@ class LoopPrograms:
 
             trace.sizes = size
             try:
-                made = {name: symbolic(trace, name, value, env) for name, value in env.items()}
+                aliases = self._aliases(env)
+                made = {name: symbolic(trace, name, value, env) for name, value in env.items() if name not in aliases}
+                made |= {name: getattr(made[of], attribute) for name, (of, attribute) in aliases.items()}
                 for name in reversed([n for n, value in env.items() if isinstance(value, Container)]):
                     made[name] = made[name].of(made)
                 used = {n: made[n] for n in (*self.loop.names, *self.loop.outside) if n in made}

@@ -258,3 +258,52 @@ def test_private_rows_are_no_longer_than_a_part() -> None:
     (variant,) = softmax.on("cpp").variants(ragged([3, 5000]))
     rows = [t for t in variant.executable.program.scratch if t.role is Role.PRIVATE]
     assert rows and all(str(d.extent_expr).startswith("min(16, ") for t in rows for d in t.storage)
+
+
+@pytest.mark.parametrize("lengths", [SHORT, [], [1]], ids=str)
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_rows_are_cut_if_a_variable_holds_their_number(backend: str, lengths: list[int]) -> None:
+    @serrate.kernel(strategy="persistent_dynamic", lanes={"chunk": 2})
+    def k(jt: JaggedTensor) -> torch.Tensor:
+        count, longest = jt.num_rows, jt.max_length
+        out = torch.zeros(count)
+        for b in hl.tile(count):
+            acc = hl.zeros([b])
+            for t in hl.tile(longest):
+                acc = acc + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    jt = ragged(lengths)
+    torch.testing.assert_close(k.on(backend)(jt), torch.tensor([float(row.sum()) for row in jt.unbind()]))
+
+
+def test_variables_that_are_set_again_hold_other_numbers() -> None:
+    @serrate.kernel
+    def fewer(jt: JaggedTensor) -> torch.Tensor:
+        count = jt.num_rows
+        out = torch.zeros(count)
+        count = count - 1
+        for b in hl.tile(count):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    @serrate.kernel
+    def of_another(jt: JaggedTensor, other: JaggedTensor) -> torch.Tensor:
+        count = jt.num_rows
+        jt = other
+        out = torch.zeros(jt.num_rows)
+        for b in hl.tile(count):
+            acc = hl.zeros([b])
+            for t in hl.tile(jt.max_length):
+                acc = acc + jt[b, t].sum(1)
+            out[b] = acc
+        return out
+
+    jt = ragged(SHORT)
+    wanted = torch.tensor([*(float(row.sum()) for row in jt.unbind()[:-1]), 0.0])
+    torch.testing.assert_close(fewer(jt), wanted)
+    torch.testing.assert_close(of_another(ragged([1, 2, 3]), jt), wanted)

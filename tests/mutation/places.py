@@ -735,6 +735,13 @@ GPU_CALLS = [
     ),
     *_of(
         "serrate/tiles/source.py",
+        ("tests/language/test_strategies.py", "-k", "variable"),
+        ("of in parameters and not written[of] and written[name] == 1", "of in parameters and not written[of]"),
+        ("of in parameters and not written[of] and written[name] == 1", "of in parameters and written[name] == 1"),
+        ("                attribute in ROW_NUMBERS and", "                attribute in () and"),
+    ),
+    *_of(
+        "serrate/tiles/source.py",
         ("tests/language/test_branches.py", "-k", "cpp or refused"),
         ("read_later = [n for n in written if n in live]", "read_later = written"),
         ("again |= names_read(node.test) if isinstance(node, ast.While) else set()", "pass"),
