@@ -1,9 +1,9 @@
 """What every test shares: one cache of built programs, the hypothesis profiles, the thread count, and who is skipped.
 
-In: the environment (`SERRATE_TEST_FULL`, `SERRATE_TEST_UNSAMPLED`, `SERRATE_CACHE_DIR`, `TRITON_INTERPRET`). Out: settings made
-before any test is imported, and fixtures. A process either interprets Triton or compiles it. The one that interprets is the
-default; it sees no GPU and skips `gpu` tests. With `TRITON_INTERPRET=0` a process needs a GPU, and runs only `gpu` and `triton`
-tests.
+In: the environment (`SERRATE_TEST_FULL`, `SERRATE_TEST_UNSAMPLED`, `SERRATE_TEST_PART`, `SERRATE_CACHE_DIR`, `TRITON_INTERPRET`).
+Out: settings made before any test is imported, and fixtures. A process either interprets Triton or compiles it. The one that
+interprets is the default; it sees no GPU and skips `gpu` tests. With `TRITON_INTERPRET=0` a process needs a GPU, and runs only
+`gpu` and `triton` tests.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FULL = os.environ.get("SERRATE_TEST_FULL") == "1"
 SAMPLED = not FULL and os.environ.get("SERRATE_TEST_UNSAMPLED") != "1"
 """Whether `sampled` tests are sampled; mutations are held against all of them."""
+
+PART, PARTS = map(int, os.environ.get("SERRATE_TEST_PART", "1/1").split("/"))
+"""Which part of the tests this run is, and how many parts there are: "2/3" runs a third of them."""
 
 # Before torch and serrate are imported, because both read the environment then. One folder for all workers and runs: a program is
 # built once and found by the others.
@@ -102,12 +105,14 @@ def _samples(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests of the other process, and parameters that are not in the sample. Skips, with the reason, tests that this
-    machine or this kind of run cannot run."""
+    """Deselects tests of the other process or of other parts, and parameters that are not in the sample. Skips, with the reason,
+    tests that this machine or this kind of run cannot run."""
     left_out = _left_out(items) if _samples(config) else set()
 
     def belongs(item: pytest.Item) -> bool:
-        return item.nodeid not in left_out and (INTERPRETED or _is_for_triton(item) or item.get_closest_marker("gpu") is not None)
+        is_of_part = zlib.crc32(item.nodeid.encode()) % PARTS == PART - 1
+        is_of_process = INTERPRETED or _is_for_triton(item) or item.get_closest_marker("gpu") is not None
+        return is_of_part and is_of_process and item.nodeid not in left_out
 
     # Thousands of them would hide those that are skipped.
     config.hook.pytest_deselected(items=[item for item in items if not belongs(item)])
