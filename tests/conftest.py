@@ -69,7 +69,7 @@ SETTINGS = _settings()
 
 
 def _left_out(items: list[pytest.Item]) -> set[str]:
-    """All but one of 6n of the tests that are `sampled(n)`, by name; of those with several parameters, at least one of every
+    """All but one of 8n of the tests that are `sampled(n)`, by name; of those with several parameters, at least one of every
     first parameter runs."""
     groups: dict[tuple[str, int], list[str]] = {}
     for item in items:
@@ -79,7 +79,7 @@ def _left_out(items: list[pytest.Item]) -> set[str]:
             group = item.nodeid.partition("-" if several else "[")[0]
             groups.setdefault((group, sampled.args[0]), []).append(item.nodeid)
     ranked = ((sorted(names, key=lambda name: zlib.crc32(name.encode())), n) for (_, n), names in groups.items())
-    return {name for names, n in ranked for name in names[max(1, len(names) // (6 * n)) :]}
+    return {name for names, n in ranked for name in names[max(1, len(names) // (8 * n)) :]}
 
 
 def pytest_configure() -> None:

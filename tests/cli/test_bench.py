@@ -86,6 +86,7 @@ def test_the_tuner_is_shown_with_its_regret_and_its_cost(tmp_path: Path) -> None
     assert line["candidates"] >= 3 and line["fastest_ms"] > 0 and line["tuning_s"] > 0
 
 
+@pytest.mark.slow
 def test_kernels_are_shown_beside_their_bar_and_with_what_calls_cost(tmp_path: Path) -> None:
     chosen = ("--only", "jagged_sum", "--only", "grouped_gemm", "--lengths", "exponential")
     shown = run("kernels", "--quick", "--rounds", "1", *chosen, "--out", str(tmp_path))

@@ -39,6 +39,7 @@ def compare(found: Any, given: list[Tensor], row: Callable[[Tensor], Tensor]) ->
         torch.testing.assert_close(own, row(one.double()).float(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("strategy", [*(s for s in SCHEDULES if s != "library"), None])
 @pytest.mark.parametrize("backend", BACKENDS)

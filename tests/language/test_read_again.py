@@ -138,6 +138,7 @@ KERNELS: dict[str, tuple[Callable[..., None], Callable[[Numbers, Numbers], None]
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["maskless", "masked", "persistent_dynamic", None])
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize("name", KERNELS)

@@ -63,6 +63,7 @@ def compare(found: JaggedTensor, x: JaggedTensor, row: Body, tolerance: float) -
         torch.testing.assert_close(own.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("strategy", ["maskless", "persistent_dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
