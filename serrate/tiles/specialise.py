@@ -167,7 +167,10 @@ class LoopPrograms:
         return found
 
     def _aliases(self, env: Env) -> dict[str, tuple[str, str]]:
-        """Variables that are an attribute of a ragged tensor, so that programs know as much about them as about the attribute."""
+        """Variables that are an attribute of a ragged tensor, so that programs know as much about them as about the attribute.
+        With static shapes, they are numbers like any other."""
+        if self.options.static_shapes is True:
+            return {}
         return {name: of for name, of in self.loop.aliases.items() if isinstance(env.get(of[0]), JaggedTensor)}
 
     def _settle(self) -> None:

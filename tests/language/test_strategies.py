@@ -278,6 +278,20 @@ def test_rows_are_cut_if_a_variable_holds_their_number(backend: str, lengths: li
     torch.testing.assert_close(k.on(backend)(jt), torch.tensor([float(row.sum()) for row in jt.unbind()]))
 
 
+def test_with_static_shapes_a_number_of_rows_is_known_when_the_kernel_is_compiled() -> None:
+    @serrate.kernel(static_shapes=True)
+    def k(jt: JaggedTensor) -> JaggedTensor:
+        count = jt.num_rows
+        out = torch.empty_like(jt)
+        for b in hl.tile(count):
+            for t in hl.tile(jt.max_length):
+                out[b, t] = jt[b, t] * (2 if count > 2 else 3)
+        return out
+
+    for lengths, factor in (([1, 2], 3), (SHORT, 2)):
+        torch.testing.assert_close(k(ragged(lengths)).values, ragged(lengths).values * factor)
+
+
 def test_variables_that_are_set_again_hold_other_numbers() -> None:
     @serrate.kernel
     def fewer(jt: JaggedTensor) -> torch.Tensor:
