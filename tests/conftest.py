@@ -133,7 +133,20 @@ def pytest_runtest_teardown() -> Generator[None]:
         os.environ.pop(name, None)
     os.environ.update(SETTINGS)
     settings.reload()
+    if not INTERPRETED:
+        _stop_if_device_is_lost()
     assert left == SETTINGS, "the test left other settings in the environment than it found"
+
+
+def _stop_if_device_is_lost() -> None:
+    """Ends the process if a kernel has faulted: every later CUDA call in it would fail too. xdist reports the test as crashed and
+    starts another worker."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            os._exit(1)
+        pytest.exit(f"the CUDA device is in error: {error}", 1)
 
 
 @pytest.fixture
