@@ -57,7 +57,7 @@ def install() -> None:
     torch.Tensor.record_stream = lambda self, on: kept_for.append(on)  # type: ignore[method-assign, assignment]
     driver.set_active(SimpleNamespace(get_current_stream=lambda index: 0))
     runtime.TritonFunction._compiled_and_launched = _launched  # type: ignore[method-assign]
-    runtime.TritonFunction.prepare = lambda *_: None  # type: ignore[method-assign]
+    runtime.TritonFunction.prepare = _prepared  # type: ignore[method-assign]
     deferred._copy_to_host = _copied
     _unpinned_slots()
 
@@ -84,6 +84,14 @@ def _launched(
     run = KERNELS.get(self.function.__name__, _nothing)
     run(*grid, 0, None, None, None, None, None, *[t.data_ptr() for t in tensors], *matrices, *numbers)
     return SimpleNamespace(run=run, function=None, packed_metadata=None)
+
+
+def _prepared(
+    self: runtime.TritonFunction, tensors: Sequence[Any], numbers: Sequence[int], matrices: Sequence[runtime.Matrix] = ()
+) -> None:
+    """The same, without a launch."""
+    run = KERNELS.get(self.function.__name__, _nothing)
+    self.compiled.setdefault((DEVICE, runtime.wide(numbers)), runtime.LoadedKernel(run, None, None))
 
 
 def _nothing(*_: Any) -> None:

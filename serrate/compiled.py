@@ -252,9 +252,10 @@ class Compiled:
         call.sizes = sizes
         if hints is not None:
             call.hints = hints[1]
-        if self._whole is not None:
-            return self._run_whole(call, finish, hints, again=False)
-        return self._run_staged(call, finish, hints)
+        if self._whole is None:
+            return self._run_staged(call, finish, hints)
+        results = None if hints is not None or self.fusion.index_checks else self._whole.outlined(call)
+        return self._run_whole(call, finish, hints, again=False) if results is None else finish(results)
 
     def once(
         self,

@@ -27,13 +27,14 @@ from serrate.lower.pipeline import lower
 from serrate.modes import is_deterministic
 from serrate.runtime import memory
 from serrate.runtime.arrays import symbols_of
-from serrate.runtime.bind import Arguments, BoundCall
+from serrate.runtime.bind import Arguments, ArraysReader, BoundCall
 from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Prepared, profiled
+from serrate.runtime.host_code import Allocated, HostCode
 from serrate.runtime.launch import CppExecutable, Execute, ReferenceExecutable, TensorExecutable
 from serrate.runtime.library_executable import LibraryExecutable
 from serrate.runtime.locks import making
-from serrate.runtime.memory import InMemory, address
+from serrate.runtime.memory import InMemory, address, no_address
 from serrate.runtime.results import Result
 from serrate.schedule.heuristic import RowStatistics
 from serrate.schedule.plan import Plan
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 
 _plans, _sources = logs.logger("plan"), logs.logger("source")
 
-Number = Callable[[BoundCall], int]
 ShapeReader = Callable[[BoundCall], tuple[int, ...]]
 ShapesReader = Callable[[Sequence[int]], tuple[tuple[int, ...], ...]]
 
@@ -128,7 +128,7 @@ class BuiltProgram(NamedTuple):
     """The shapes of the allocated tensors, as functions of a call."""
     rows: tuple[ShapeReader, ...]
     """The shapes of private rows, as functions of a call."""
-    arrays: Callable[[BoundCall], tuple[InMemory, ...]]
+    arrays: ArraysReader
     numbers: Callable[[BoundCall], tuple[int, ...]]
     """The program's arrays and symbols, as functions of a call."""
     results: tuple[int, ...]
@@ -138,6 +138,8 @@ class BuiltProgram(NamedTuple):
     and on the host."""
     needed: tuple[int, ...]
     """The places of those numbers of a call that any of this depends on."""
+    host_code: Callable[[torch.device], HostCode | None]
+    """The code that runs the program on a GPU; None if there is none, or not yet."""
 
 
 class SizedProgram(NamedTuple):
@@ -327,7 +329,30 @@ class CompiledStage(ABC):
             self.result_places(program),
             (None, None) if of_lengths else (self._by_size(allocated, False), self._by_size(allocated, True)),
             self._needed(program),
+            self._host_code(built, allocated, numbers) if backend == "triton" else _no_host_code,
         )
+
+    def _host_code(
+        self, built: CppExecutable | TensorExecutable, allocated: Sequence[Tensor], values: Sequence[Expr]
+    ) -> Callable[[torch.device], HostCode | None]:
+        """As in `BuiltProgram`; `values` are the symbols of the program."""
+        from serrate.runtime.triton import TritonExecutable  # triton is optional: only its backend may import it
+
+        sizes, program = self._size_exprs(allocated, False), built.program
+        if sizes is None or any(value.arrays for value in values) or not isinstance(built, TritonExecutable):
+            return _no_host_code
+        memory = [Allocated(own, t.dtype, t in program.outputs) for own, t in zip(sizes, allocated, strict=True)]
+        inputs, found = len(program.tensors) - len(allocated), dict[torch.device, HostCode]()
+
+        def host_code(device: torch.device) -> HostCode | None:
+            code = found.get(device)
+            if code is None:
+                code = built.host_code(tuple(self.arguments.symbols), values, inputs, memory, device)
+                if code is not None:
+                    found[device] = code
+            return code
+
+        return host_code
 
     def _needed(self, program: LoopProgram) -> tuple[int, ...]:
         """The places of those numbers of a call that determine a program's symbols, its arrays or the sizes of its tensors."""
@@ -390,6 +415,18 @@ class CompiledStage(ABC):
         )
         return Prepared(plan, executable, arrays, indices, symbols, shapes, outputs, private, allocate, execute, results)
 
+    @staticmethod
+    def run_host_code(call: BoundCall, inputs: Sequence[torch.Tensor], built: BuiltProgram) -> tuple[torch.Tensor, ...] | None:
+        """Runs the program by its host code; returns its inputs and outputs. None, and nothing was run, if host code cannot serve
+        the call, or the call is profiled."""
+        code = None if PROFILER._is_profiler_enabled else built.host_code(call.device)
+        if code is None:
+            return None
+        if call.unread:
+            call.read(built.needed)
+        arrays = built.arrays(call)
+        return code(call.numbers, inputs, [array.data_ptr() or no_address(array) for array in arrays])
+
     def run(self, call: BoundCall, inputs: Sequence[torch.Tensor], ready: Prepared) -> list[Any]:
         """Runs the stage; returns its tensors: `inputs`, and what was allocated for the call."""
         tensors = [*inputs, *ready.allocate(), *ready.private]
@@ -431,17 +468,26 @@ class CompiledStage(ABC):
 
     def _by_size(self, tensors: Sequence[Tensor], on_host: bool) -> ShapesReader | None:
         """The shapes of tensors in memory as a function of a call's sizes; None if one depends on lengths, or is of a row."""
+        shapes = self._size_exprs(tensors, on_host)
+        return None if shapes is None else shapes_function(shapes, tuple(self.arguments.symbols))
+
+    def _size_exprs(self, tensors: Sequence[Tensor], on_host: bool) -> list[list[Expr]] | None:
+        """The shapes of tensors in memory, in terms of a call's sizes; None as for `_by_size`."""
         shapes: list[list[Expr]] = []
         for tensor in tensors:
             exact, bounds = [d.extent_expr for d in tensor.storage], [d.host_bound for d in tensor.storage]
             shapes.append(exact if on_host or self.is_exact(tensor) else bounds)
             if tensor.role is Role.PRIVATE or any(size.arrays for size in (*shapes[-1], *bounds)):
                 return None
-        return shapes_function(shapes, tuple(self.arguments.symbols))
+        return shapes
 
     def _row_reader(self, tensor: Tensor, chosen: Plan) -> ShapeReader:
         """The shape of a private row: a kernel declares it; in a fusion it is as long as the longest row of one worker."""
         return self._shape_reader(tensor)
+
+
+def _no_host_code(device: torch.device) -> None:
+    """For programs without host code."""
 
 
 @functools.lru_cache(1024)

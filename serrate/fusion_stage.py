@@ -22,7 +22,6 @@ from serrate.engine import (
     BuiltProgram,
     CallFacts,
     CompiledStage,
-    Number,
     ShapeReader,
     SizedProgram,
     default_backend,
@@ -37,9 +36,10 @@ from serrate.ir.values import Read, Tensor
 from serrate.modes import is_batch_invariant, is_deterministic
 from serrate.runtime import library
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Binder, BoundCall
+from serrate.runtime.bind import Binder, BoundCall, Number
 from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import Executable, device_workers
+from serrate.runtime.outlined import OutlinedProgram
 from serrate.runtime.results import ResultReader
 from serrate.schedule.by_hand import by_hand, vector_checks
 from serrate.schedule.hand import HandSchedule
@@ -49,6 +49,7 @@ from serrate.schedule.prepare import RowFacts, row_facts
 from serrate.schedule.strategies import plan
 from serrate.schedule.strategies.library import LIBRARY
 from serrate.schedule.target import Target
+from serrate.tensor import JaggedTensor
 from serrate.tensor.hints import NO_HINTS
 from serrate.tensor.sync import is_host
 from serrate.tensor.torch_private import stream_of
@@ -102,6 +103,7 @@ class FusionStage(CompiledStage):
         """By backend, strategy and options."""
         self._means: list[int] = []
         """The mean lengths of rows that plans were chosen for."""
+        self._outlined: dict[tuple[Executable, torch.device], OutlinedProgram] = {}
         self._number = next(_numbers)
         self.input_names = tuple(t.name for t in program.inputs)
         self._places: dict[Executable, tuple[tuple[str, int], ...]] = {}
@@ -159,11 +161,39 @@ class FusionStage(CompiledStage):
         readers = zip(self.owner.results, sized.built.results, strict=True)
         return self.with_arrays(call, sized, tuple([read(call, k) for read, k in readers]))
 
+    def outlined(self, call: BoundCall) -> list[torch.Tensor | JaggedTensor] | None:
+        """The results of a call with the outline of an earlier one, of a stage that is the whole fusion; None if it must be bound
+        like any other."""
+        if is_host(call.device) or self._longest(call) is not None:
+            return None
+        built, holds, _ = self._planned_by_mean(call)
+        if holds is None:
+            return None
+        key = (built.executable, call.device)
+        program = self._outlined.get(key)
+        if program is None:
+            program = self._outlined_program(built, call.device)
+            if program is None:
+                return None
+            self._outlined[key] = program
+        return program(call)
+
+    def _outlined_program(self, built: BuiltProgram, device: torch.device) -> OutlinedProgram | None:
+        checks = self.binder.simple_checks
+        results = [reader.outlined(k) for reader, k in zip(self.owner.results, built.results, strict=True)]
+        if checks is None or None in results or self._vector_checks or built.host_code(device) is None:
+            return None
+        run = functools.partial(self.run_host_code, built=built)
+        return OutlinedProgram(checks, run, tuple([each for each in results if each is not None]))
+
+    def _longest(self, call: BoundCall) -> int | None:
+        """The length of the longest row, on which the plan depends if the host knows it."""
+        return None if self._facts is None else self.binder.known_longest(call, self._facts.ragged)
+
     def _sized(self, call: BoundCall) -> SizedProgram:
         """The program under the plan for a call, with its sizes. Lengths often change while sizes do not, or come back."""
         key: tuple[Any, ...]
-        facts = self._facts
-        longest = None if facts is None else self.binder.known_longest(call, facts.ragged)
+        longest = self._longest(call)
         sizes, key = call.sizes, (self._number, call.numbers, longest)
         if sizes is None:
             modes = (settings.current().plans, torch.get_num_threads(), is_batch_invariant(), is_deterministic())
@@ -183,10 +213,12 @@ class FusionStage(CompiledStage):
     def _planned_by_mean(self, call: BoundCall) -> PlannedProgram:
         """As `_planned`, where the host does not know the longest row: rows of a similar mean length often have one plan."""
         outlined, facts = call.sizes, self._facts
-        if outlined is None or facts is None or call.hints is not NO_HINTS:
+        if outlined is None or call.hints is not NO_HINTS:
             return self._planned(call)
-        _, count, exact, bound = self._facts_readers
-        mean = (exact if is_host(call.device) else bound)(call) // max(count(call), 1)
+        mean = 0
+        if facts is not None:
+            _, count, exact, bound = self._facts_readers
+            mean = (exact if is_host(call.device) else bound)(call) // max(count(call), 1)
         key = (self._number, mean if is_deterministic() else similar_mean(mean, self._means))
         known: PlannedProgram | None = outlined.get(key)
         if known is None or known.holds is None or not known.holds():

@@ -6,7 +6,7 @@ In: expressions without arrays, and their symbols. Out: a function from the valu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from serrate.ir.expr import Expr, Symbol
 
@@ -68,7 +68,16 @@ def shapes_function(
 
 
 def _python(expr: Expr, symbols: Sequence[Symbol]) -> str:
-    """An expression without arrays as Python: its text, so that it is compiled once instead of walked at every call."""
-    places = {s.name: f"numbers[{place}]" for place, s in enumerate(symbols)}
+    return python_text(expr, {s.name: f"numbers[{place}]" for place, s in enumerate(symbols)})
+
+
+def python_text(expr: Expr, places: Mapping[str, str]) -> str:
+    """An expression without arrays as Python, so that it is compiled once instead of walked at every call; `places` has the text
+    of each symbol.
+
+    >>> from serrate.ir.expr import minimum, symbol
+    >>> python_text(minimum(symbol("min") + 1, 5), {"min": "n[0]"})
+    'min(5, n[0] + 1)'
+    """
     # A symbol may be called like a function, min or max, but is never followed by a parenthesis.
     return re.sub(r"\b[^\W\d]\w*\b(?!\()", lambda found: places.get(found[0], found[0]), str(expr))

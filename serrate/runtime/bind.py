@@ -11,7 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -37,7 +37,7 @@ from serrate.ir.size_functions import numbers_function, shape_function, size_fun
 from serrate.ir.transforms import Merge
 from serrate.ir.traversal import arrays_of, traverse
 from serrate.runtime.arrays import derive, remembered
-from serrate.runtime.memory import InMemory, Scratch
+from serrate.runtime.memory import InMemory
 from serrate.tensor import Structure
 from serrate.tensor.checks.agreement import require_same_offsets
 from serrate.tensor.checks.deferred import poll
@@ -56,6 +56,9 @@ from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.rows import Rows
 from serrate.tensor.sync import host_copy, is_host, on_host
 from serrate.tensor.torch_private import stream_of
+
+if TYPE_CHECKING:
+    from serrate.runtime.triton import Derivation
 
 T = TypeVar("T")
 
@@ -123,6 +126,46 @@ class BoundCall:
         return made
 
 
+Number = Callable[[BoundCall], int]
+ArraysReader = Callable[[BoundCall], tuple[InMemory, ...]]
+"""The arrays of a program, as a function of a call."""
+
+
+class SimpleChecks(NamedTuple):
+    """Checks for which nothing is read from tensors, if offsets were checked when they were constructed."""
+
+    offsets: tuple[tuple[int, Number], ...]
+    """The arguments that hold offsets, and the total that each must have."""
+    sizes: tuple[Callable[[BoundCall], None], ...]
+    """Raise if sizes differ that must be equal."""
+
+
+class DeviceArrays:
+    """The arrays of a program on a GPU, as a function of a call. Those that a GPU derives are derived at once."""
+
+    def __init__(
+        self,
+        derivation: Derivation | None,
+        sources: Sequence[tuple[int | None, str]],
+        arrays: Sequence[tuple[int | None, Callable[[BoundCall], torch.Tensor]]],
+    ) -> None:
+        """`sources` are the tensors that arrays are derived from, by argument and name. Each of the arrays is one of those that
+        are derived, by number, or is read from a call."""
+        self._derivation, self._sources, self._arrays = derivation, sources, arrays
+
+    def __call__(self, call: BoundCall) -> tuple[InMemory, ...]:
+        if self._derivation is None:
+            return tuple([read(call) for _, read in self._arrays])
+        computed = call.computed or {}
+        given = tuple([computed[name] if place is None else call.args[place] for place, name in self._sources])
+        numbers = self._derivation.numbers(call.numbers)
+        derive = functools.partial(self._derivation, given, numbers, call.device)
+        # A call on another stream would not wait for these arrays.
+        key = (self._derivation.text, numbers, stream_of(call.device))
+        made = call.remember(given, key, derive) if given else derive()
+        return tuple([read(call) if k is None else made[k] for k, read in self._arrays])
+
+
 class Arguments:
     """The named tensors and the symbols of a program: what its extents and arrays are evaluated from."""
 
@@ -165,7 +208,7 @@ class Arguments:
         size = self.size(expr)
         return lambda call: size(call.numbers)
 
-    def arrays_reader(self, arrays: Sequence[Array], *, together: bool) -> Callable[[BoundCall], tuple[InMemory, ...]]:
+    def arrays_reader(self, arrays: Sequence[Array], *, together: bool) -> ArraysReader:
         """All arrays of a program, as a function of a call; `together`, those that a GPU derives are derived at once."""
         readers = [self.array_reader(array) for array in arrays]
         if not together:
@@ -173,27 +216,10 @@ class Arguments:
         from serrate.runtime.triton import Derivation, can_derive  # triton is optional: only its backend may import it
 
         places = [k for k, array in enumerate(arrays) if can_derive(array)]
-        if not places:
-            return lambda call: tuple([read(call) for read in readers])
-        derivation = Derivation([arrays[k] for k in places], tuple(self.symbols))
-        sources = [(self._place.get(name), name) for name in derivation.names]
-        order = dict(zip(places, derivation.order, strict=True))
-        parts = [(order.get(k), each) for k, each in enumerate(readers)]
-
-        def read(call: BoundCall) -> tuple[InMemory, ...]:
-            computed = call.computed or {}
-            given = tuple([computed[name] if place is None else call.args[place] for place, name in sources])
-            numbers = derivation.numbers(call.numbers)
-
-            def derive() -> list[Scratch]:
-                return derivation(given, numbers, call.device)
-
-            # A call on another stream would not wait for these arrays.
-            key = (derivation.text, numbers, stream_of(call.device))
-            made = call.remember(given, key, derive) if given else derive()
-            return tuple([each(call) if k is None else made[k] for k, each in parts])
-
-        return read
+        derivation = Derivation([arrays[k] for k in places], tuple(self.symbols)) if places else None
+        names = [] if derivation is None else [(self._place.get(name), name) for name in derivation.names]
+        order = {} if derivation is None else dict(zip(places, derivation.order, strict=True))
+        return DeviceArrays(derivation, names, [(order.get(k), each) for k, each in enumerate(readers)])
 
     def place_of(self, array: Array) -> int | None:
         """The argument whose elements an array has; None for an array that is constant, derived or computed."""
@@ -279,6 +305,8 @@ class Binder(Arguments):
         self._found, self._sizes_of = _numbers_of_arguments(self._forms)
         self.partitions = _partitions(fusion)
         self._steps = self._check_steps(fusion)
+        self.simple_checks = self._simple_checks(fusion)
+        """All checks of a call, if there are no others."""
         self._told: set[int] = set()
         # What was prepared for one structure must never run for another, so nothing that describes rows may be missing here.
         self.offsets = tuple(sorted({self._place[a.name] for a in _describing(fusion) if a.name in self._place}))
@@ -382,14 +410,28 @@ class Binder(Arguments):
 
     def _check_steps(self, fusion: Fusion) -> list[Callable[[BoundCall], bool]]:
         """Every check of a call. Offsets that a domain is made with are checked also where the fusion does not ask for it."""
-        # What is derived from no argument holds in every call.
-        made = [(chain, total) for chain, total in self.partitions if any(array.sources for array in chain)]
-        rows = dict.fromkeys((*made, *(((c.offsets,), c.extent) for c in fusion.checks if isinstance(c, Offsets))))
+        rows = self._checked_rows(fusion)
         steps = [self._when_ready(chain, self._rows_step(chain, total)) for chain, total in rows]
         for check in fusion.checks:
             if not isinstance(check, Offsets):
                 steps.append(self._when_ready(_arrays(check), functools.partial(self._require, check)))
         return steps
+
+    def _checked_rows(self, fusion: Fusion) -> list[tuple[tuple[Array, ...], Expr]]:
+        """All offsets that are checked, with the extents that they must end at."""
+        # What is derived from no argument holds in every call.
+        made = [(chain, total) for chain, total in self.partitions if any(array.sources for array in chain)]
+        return list(dict.fromkeys((*made, *(((c.offsets,), c.extent) for c in fusion.checks if isinstance(c, Offsets)))))
+
+    def _simple_checks(self, fusion: Fusion) -> SimpleChecks | None:
+        sizes = [check for check in fusion.checks if not isinstance(check, Offsets)]
+        if not all(isinstance(check, Equal) and _compares_sizes(check) for check in sizes):
+            return None
+        found = [(None if len(chain) > 1 else self.place_of(chain[0]), total) for chain, total in self._checked_rows(fusion)]
+        if any(place is None for place, _ in found):
+            return None
+        offsets = tuple((place, self.number_reader(total)) for place, total in found if place is not None)
+        return SimpleChecks(offsets, tuple(functools.partial(self._require, check) for check in sizes))
 
     def _when_ready(self, arrays: Sequence[Array], step: Callable[[BoundCall], None]) -> Callable[[BoundCall], bool]:
         """A step that is left out in stages that come before something that it needs is computed; returns whether it was done."""
@@ -674,6 +716,11 @@ def _arrays(check: Check) -> tuple[Array, ...]:
     if isinstance(check, AtLeastLongest):
         return (offsets_array(check.ragged),)
     return tuple(side for side in (check.left, check.right) if isinstance(side, Array))
+
+
+def _compares_sizes(check: Equal) -> bool:
+    """Whether a check compares sizes that no lengths determine."""
+    return all(isinstance(side, Expr) and not side.arrays for side in (check.left, check.right))
 
 
 class _named:

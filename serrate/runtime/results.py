@@ -29,6 +29,7 @@ from serrate.ir.transforms import merge
 from serrate.ir.view import TensorView
 from serrate.runtime.arrays import remembered
 from serrate.runtime.bind import Binder, BoundCall, KnownRows, known_key, known_total, structure_key
+from serrate.runtime.outlined import OutlinedResult
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.validate import Validate
 from serrate.tensor.hints import NO_HINTS, Hints
@@ -69,13 +70,20 @@ class ResultReader:
         self._dims = tuple(k for k, _ in rows)
         self._groups = [group for _, group in rows]
         self._ahead = tuple(before for group, before in dims if len(group) > 1)
-        self._shape = binder.shape_reader([_extent(group) for group, _ in dims])
+        extents = [_extent(group) for group, _ in dims]
+        self._shape, self._has_given_shape = binder.shape_reader(extents), not any(extent.arrays for extent in extents)
         self._key = self._argument_key()
 
     def __call__(self, call: BoundCall, place: int = -1) -> Result:
         """The result in a call; `place` is its tensor's among those of a program that is the whole fusion."""
         shape = self._shape(call)
         return Result(self.name, place, shape, self._structure(call, shape) if self._dims else None)
+
+    def outlined(self, place: int) -> OutlinedResult | None:
+        """The result, if its shape follows from sizes and its rows are those of arguments."""
+        if not self._has_given_shape or (self._dims and self._key is None):
+            return None
+        return OutlinedResult(place, self._shape, self._key if self._dims else None, self._ahead)
 
     def _argument_key(self) -> tuple[object, ...] | None:
         """The key of the structure, if all its offsets are arguments."""

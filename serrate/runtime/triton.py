@@ -28,6 +28,18 @@ from serrate.ir.loops import LoopProgram
 from serrate.ir.recipes import RunningSum
 from serrate.ir.size_functions import numbers_function
 from serrate.runtime import cache_folder
+from serrate.runtime.host_code import (
+    Allocated,
+    Boxes,
+    DerivationCode,
+    DerivationKernels,
+    DerivationSizes,
+    HostBox,
+    HostCode,
+    HostLaunch,
+    derivation_code,
+    host_code,
+)
 from serrate.runtime.launch import Execute, Numbers, Tensors, device_workers
 from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, address, whole
 from serrate.schedule.plan import LaunchOptions
@@ -213,14 +225,17 @@ def _is_one_of_several(device: torch.device) -> bool:
 
 
 def is_direct(addresses: Sequence[int]) -> bool:
-    """Whether a compiled kernel may be launched without Triton: all addresses are multiples of 16, no profiler has asked Triton
-    to be called at every launch, and the kernel does not depend on the sizes of tensors."""
-    if functools.reduce(operator.or_, addresses, 0) & 15 or _depends_on_sizes():
-        return False
+    """Whether a compiled kernel may be launched without Triton: all addresses are multiples of 16, and Triton need not be called
+    at every launch."""
+    return not (functools.reduce(operator.or_, addresses, 0) & 15 or is_hooked())
+
+
+def is_hooked() -> bool:
+    """Whether Triton must be called at every launch: a profiler has asked for that, or kernels depend on the sizes of tensors."""
     knobs = _knobs()
     enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
     # A chain of hooks; in earlier releases one hook, or None.
-    return not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or _depends_on_sizes())
 
 
 def _depends_on_sizes() -> bool:
@@ -267,6 +282,7 @@ class TritonExecutable:
         self.source = self._printed.text
         self._module = load(self._printed.text, program.name)
         self._launches = [self._ready(*each) for each in zip(self._printed.launches, options, strict=True)]
+        self._options = options
         with_options = [*zip(self._printed.launches, options, strict=True)]
         self._programs = functools.cache(
             lambda device: numbers_function(
@@ -307,6 +323,34 @@ class TritonExecutable:
                 self._is_prepared = True
 
         return run
+
+    def host_code(
+        self, numbers: Sequence[Symbol], values: Sequence[Expr], inputs: int, allocated: Sequence[Allocated], device: torch.device
+    ) -> HostCode | None:
+        """The code that runs this program on a device; None as long as a kernel is not compiled. `numbers` are those of a call,
+        `values` the program's symbols in terms of them; of its tensors, the first are `inputs`, and the others are allocated."""
+        launches: list[HostLaunch] = []
+        for launch, own, ready in zip(self._printed.launches, self._options, self._launches, strict=True):
+            compiled = ready.kernel.compiled.get((device, ()))
+            if compiled is None:
+                return None
+            programs = _programs(launch, _most_shared(launch, own, device))
+            descriptors = zip(ready.boxes, launch.descriptors, strict=True)
+            boxes = [HostBox(box.memory, d.rows, d.columns) for box, d in descriptors]
+            launches.append(HostLaunch(programs, *compiled, ready.memory, boxes, ready.symbols))
+        program = self._printed.program
+        return host_code(
+            numbers,
+            [*zip(program.symbols, values, strict=True)],
+            inputs,
+            allocated,
+            len(program.arrays),
+            launches,
+            device,
+            boxes=Boxes(MatrixInMemory, FARTHEST, BOX_ALIGNMENT),
+            stream=stream_reader(device),
+            is_hooked=is_hooked,
+        )
 
     def _ready(self, launch: Launch, own: LaunchOptions) -> _PreparedLaunch:
         program, warps = self._printed.program, own.warps
@@ -484,10 +528,19 @@ class Derivation:
         self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
         self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
         self._all_arrays = prepared("all_arrays", [*inputs, *sums, *tables]) if sums and tables else None
+        self._kernels = (self._block_sums, self._running_sums, self._tables, self._all_arrays)
         self._is_prepared = False
+        self._symbols = len(printed.symbols)
+        self._code: dict[torch.device, DerivationCode] = {}
 
     def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
         """The arrays that are made, given the tensors that they are derived from and `numbers`."""
+        code = self._code.get(device)
+        made = None if code is None else code(numbers, inputs)
+        return self._launched(inputs, numbers, device) if made is None else made
+
+    def _launched(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
+        """As `__call__`, without host code: the first time, and where that cannot serve a call."""
         sizes, symbols = numbers[: self._count], [*numbers[self._count :], *[t.numel() for t in inputs]]
         launches, components = self._launches_for(sizes)
         # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
@@ -495,7 +548,7 @@ class Derivation:
         places, room = [], 0
         for count in counts:
             places.append(room)
-            room += -(-count * 8 // ALIGNMENT) * ALIGNMENT
+            room += count * 8 + ALIGNMENT - 1 & -ALIGNMENT
         memory = (torch.zeros if min(sizes) < 2 else torch.empty)(room, dtype=torch.uint8, device=device)
         base = memory.data_ptr()
         made = [Scratch(memory, place, (count,), torch.int64) for place, count in zip(places, counts, strict=True)]
@@ -503,10 +556,27 @@ class Derivation:
         addresses += [base + place for place in places]
         SizedLaunches(launches, symbols, device)(addresses, lambda: [*inputs, *made])
         if not self._is_prepared:
-            every = (self._block_sums, self._running_sums, self._tables, self._all_arrays)
-            prepare_all([each for each in every if each is not None], [*inputs, *made], symbols)
+            prepare_all([each for each in self._kernels if each is not None], [*inputs, *made], symbols)
             self._is_prepared = True
+        if device.type == "cuda":
+            self._generate(device)
         return made[1:]
+
+    def _generate(self, device: torch.device) -> None:
+        """Generates host code, if all kernels are compiled."""
+        loaded = [None if each is None else each.kernel.compiled.get((device, ())) for each in self._kernels]
+        if all(each is None or own is not None for own, each in zip(loaded, self._kernels, strict=True)):
+            self._code[device] = derivation_code(
+                len(self.names),
+                self._sums,
+                self._count - self._sums,
+                self._symbols,
+                DerivationKernels(*loaded),
+                device,
+                sizes=DerivationSizes(COMPONENTS, BLOCK, FEW_BLOCKS),
+                stream=stream_reader(device),
+                is_hooked=is_hooked,
+            )
 
     def _launches_for(self, sizes: Numbers) -> tuple[list[tuple[_PreparedLaunch, Grid]], int]:
         """The launches that make arrays of these sizes, and the number of blocks of components."""

@@ -123,10 +123,8 @@ def _follows(index: Expr, position: Symbol, moving: set[Symbol]) -> bool:
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
     """The address range of a tensor; empty if it has no elements or no memory."""
-    if not x.numel() or x.is_meta:
-        return 0, 0
-    if x.is_contiguous():
-        first = x.data_ptr()
-        return first, first + x.nbytes
+    first = x.data_ptr()
+    if not first or x.is_contiguous():
+        return first, first + (x.nbytes if first else 0)
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize
+    return first, first + (last + 1) * x.itemsize

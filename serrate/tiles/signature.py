@@ -6,7 +6,7 @@ In: the variables of a loop. Out: the sizes that may be compiled in, and snapsho
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -168,16 +168,23 @@ def attributes(code: types.CodeType) -> frozenset[str]:
 # --- argument checks -----------------------------------------------------------------------------------------------------
 
 
+def check_rows(ragged: Iterable[JaggedTensor]) -> None:
+    """Raises for rows that do not fit their values or are wrong."""
+    for x in ragged:
+        structure, values = x._structure, x._values
+        if not structure.fits(values):
+            structure.check_values(values)
+            if not all(rows.verified() for rows in structure.rows):
+                structure.check_rows(values)
+
+
 def check(items: Items) -> None:
     """Raises for tensors that compiled kernels do not accept, and for rows that do not fit their values or are wrong."""
     grad, dual = torch.is_grad_enabled(), in_dual_level()
     for x in items:
         if isinstance(x, JaggedTensor):
-            structure, x = x.structure, x.values
-            if not structure.fits(x):
-                structure.check_values(x)
-                if not all(rows.verified() for rows in structure.rows):
-                    structure.check_rows(x)
+            check_rows((x,))
+            x = x.values
         elif not isinstance(x, torch.Tensor):
             continue
         if not x.is_cpu and not x.is_cuda:

@@ -225,16 +225,21 @@ class LoopStage(CompiledStage):
         _require_room(built.executable.program)
         return built
 
-    def _prepared(self, items: Items, call: BoundCall | None = None) -> Prepared:
-        call, backend = call or self._sources.call(items), self._backend
+    def _prepared(self, items: Items) -> Prepared:
+        call = self._sources.call(items)
+        return self.prepare(call, self._built_for(items, call))
+
+    def _built_for(self, items: Items, call: BoundCall) -> BuiltProgram:
+        """The program under the plan for a call: the one that is named, remembered, measured or usual."""
+        backend = self._backend
         if self._options.strategy is not None:
-            return self.prepare(call, self.built(call, backend, Candidate(self._options.strategy)))
+            return self.built(call, backend, Candidate(self._options.strategy))
         facts = self._call_facts(items, call)
 
         def buffers(copies: bool) -> CopiedBuffers:
             return self._buffers(items, call, facts.usual, copies)
 
-        return self.prepare(call, self.built_or(call, backend, self.chosen(call, backend, facts, buffers), facts.usual))
+        return self.built_or(call, backend, self.chosen(call, backend, facts, buffers), facts.usual)
 
     def prepare(self, call: BoundCall, built: BuiltProgram, results: tuple[Result, ...] = ()) -> Prepared:
         if built.by_size[is_host(call.device)] is None:
@@ -340,16 +345,17 @@ class LoopStage(CompiledStage):
     def once(self, items: Items) -> None:
         """Runs a call for which nothing is kept."""
         call = self._sources.call(items)
-        ready = self._prepared(items, call)
-        if not ready.executable.program.kernels:
+        built = self._built_for(items, call)
+        if not built.executable.program.kernels:
             return
-        given, aliasing, _ = self._given_to(ready.executable)
+        given, aliasing, _ = self._given_to(built.executable)
         tensors = [each.now(items) for each in given]
         if not all(map(torch.Tensor.is_contiguous, tensors)):
-            self._work(items, ready)()
+            self._work(items, self.prepare(call, built))()
             return
         aliasing.require_apart(tensors)
-        self.run(call, tensors, ready)
+        if self.run_host_code(call, tensors, built) is None:
+            self.run(call, tensors, self.prepare(call, built))
 
     def _bound(self, items: Items, ready: Prepared) -> Binding | None:
         """A binding; None if tensors are not contiguous, because they are copied."""
