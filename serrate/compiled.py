@@ -398,18 +398,25 @@ class Compiled:
         return call
 
     def _run_stages(
-        self, call: BoundCall, seen: Callable[[FusionStage, BoundCall, Prepared], None] = lambda *_: None
+        self, call: BoundCall, seen: Callable[[FusionStage, BoundCall, Prepared], None] | None = None
     ) -> tuple[BoundCall, dict[str, torch.Tensor]]:
+        """Runs all stages. Returns the call with everything that was computed, and all tensors by name; `seen` is told of each
+        stage."""
         computed: dict[str, torch.Tensor] = {}
         call = BoundCall(call.args, call.numbers, call.device, call.known, computed, hints=call.hints, sizes=call.sizes)
         env = dict(zip(self.binder.names, call.args, strict=True))
         self.binder.check(call)
         for stage in self.stages:
             if isinstance(stage, FusionStage):
-                ready = stage.prepared(call)
-                tensors = stage.run(call, [env[name] for name in stage.input_names], ready)
-                seen(stage, call, ready)
-                made = {name: tensors[k] for name, k in stage.output_places(ready.executable)}
+                inputs = [env[name] for name in stage.input_names]
+                ran = None if seen is not None or call.sizes is None else stage.run_new(call, inputs)
+                if ran is None:
+                    ready = stage.prepared(call)
+                    ran = ready.executable, stage.run(call, inputs, ready)
+                    if seen is not None:
+                        seen(stage, call, ready)
+                executable, tensors = ran
+                made = {name: tensors[k] for name, k in stage.output_places(executable)}
             else:
                 results = stage.run(call, env, self.backend or default_backend(call.device))
                 made = {t.name: self._narrowed(call, t, x) for t, x in zip(stage.targets, results, strict=True)}

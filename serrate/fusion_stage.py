@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -131,6 +131,12 @@ class FusionStage(CompiledStage):
         return [reader(extent) for extent in facts.inner], count, exact, bound
 
     @functools.cached_property
+    def _mean(self) -> Number:
+        """The mean length of the rows of a call; on a device, a bound of it that the host knows."""
+        _, count, exact, bound = self._facts_readers
+        return lambda call: (exact if is_host(call.device) else bound)(call) // max(count(call), 1)
+
+    @functools.cached_property
     def _vector_checks(self) -> tuple[MustDivide, ...]:
         return () if self.owner.hand is None else vector_checks(self.naive, self.owner.hand)
 
@@ -160,6 +166,18 @@ class FusionStage(CompiledStage):
             return self.with_arrays(call, sized, ())
         readers = zip(self.owner.results, sized.built.results, strict=True)
         return self.with_arrays(call, sized, tuple([read(call, k) for read, k in readers]))
+
+    def run_new(self, call: BoundCall, inputs: Sequence[torch.Tensor]) -> tuple[Executable, Sequence[torch.Tensor]] | None:
+        """Runs a call with the outline of an earlier one by host code. Returns the program with its inputs and outputs; None if
+        the call must be prepared like any other."""
+        if is_host(call.device) or self._vector_checks or self._longest(call) is not None:
+            return None
+        built, holds, _ = self._planned_by_mean(call)
+        if holds is None or built.host_code(call.device) is None:
+            return None
+        self.binder.check(call)
+        tensors = self.run_host_code(call, inputs, built)
+        return None if tensors is None else (built.executable, tensors)
 
     def outlined(self, call: BoundCall) -> list[torch.Tensor | JaggedTensor] | None:
         """The results of a call with the outline of an earlier one, of a stage that is the whole fusion; None if it must be bound
@@ -215,10 +233,7 @@ class FusionStage(CompiledStage):
         outlined, facts = call.sizes, self._facts
         if outlined is None or call.hints is not NO_HINTS:
             return self._planned(call)
-        mean = 0
-        if facts is not None:
-            _, count, exact, bound = self._facts_readers
-            mean = (exact if is_host(call.device) else bound)(call) // max(count(call), 1)
+        mean = 0 if facts is None else self._mean(call)
         key = (self._number, mean if is_deterministic() else similar_mean(mean, self._means))
         known: PlannedProgram | None = outlined.get(key)
         if known is None or known.holds is None or not known.holds():

@@ -225,12 +225,13 @@ def known_rows(given: Iterable[tuple[Structure, int]]) -> KnownRows:
     levels: dict[int, tuple[Rows, int]] = {}
     structures: dict[tuple[object, ...], Structure] = {}
     for structure, first in given:
-        each = structure.rows
-        if len(each) == 1 and each[0].starts is None and len(each[0].offsets) == 1:
+        each = structure._rows
+        rows = each[0]
+        if len(each) == 1 and rows.starts is None and len(rows.offsets) == 1:
             # The most usual rows, without a loop.
-            if each[0].verified():
-                levels[first] = (each[0], 0)
-                structures[structure_key(structure.dims, (1,), (first,))] = structure.canonical
+            if rows.verified():
+                levels[first] = (rows, 0)
+                structures[structure_key(structure._dims, (1,), (first,))] = structure.canonical
             continue
         at, contiguous, depths = first, True, []
         for rows in each:

@@ -188,10 +188,29 @@ def kernels() -> None:
         repeated(example(name).jagged, wanted, 8)
 
 
+def routing() -> None:
+    """Several stages, whose offsets are computed."""
+
+    def layer(tokens: Any, expert: Any, weights: Any) -> Any:
+        offsets, order = ops.group_by(expert, 3)
+        rows = ops.as_nested(ops.index(tokens, order), offsets)
+        return ops.index(ops.as_flattened(rows @ weights), ops.invert(order))
+
+    f, weights = serrate.jit(layer), torch.randn(3, 8, 16, device="cpu")
+    sizes = (12, 12, 12, 1, 40, 200, 201)
+    for is_warm, count in itertools.product((False, True), sizes):
+        tokens, expert = torch.randn(count, 8, device="cpu"), torch.randint(3, (count,), device="cpu")
+        other_launches[0] = 0
+        found = here(f(there(tokens), there(expert), there(weights)))
+        assert not (is_warm and other_launches[0]), f"{count}: {other_launches[0]} launches without host code"
+        wanted = torch.einsum("tk,tkn->tn", tokens, weights[expert])
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
 PROGRAMS: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (
-        sums, softmax, layer_norm, pointwise, products, attention, two_tensors, changed_offsets, nested, kernels,
+        sums, softmax, layer_norm, pointwise, products, attention, two_tensors, changed_offsets, nested, routing, kernels,
     )
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ PROGRAMS = (
     "sums softmax",
     "layer_norm pointwise products",
     "attention two_tensors changed_offsets",
-    "nested kernels",
+    "nested routing kernels",
 )  # fmt: skip
 
 
