@@ -68,6 +68,11 @@ class Target:
     slow."""
     warps: int
     """Warps per program, on a GPU."""
+    threads: int
+    """Threads per program of the plan that is being made; 0 on a CPU, and where nothing depends on them."""
+    rows_at_once: int
+    """Positions of a row that these threads read at once, each of them as much as one load takes: each thread keeps statistics of
+    its own ones until the row is done. 0 where threads combine them in every block."""
     stages: int
     """Blocks of a row that a program which only reduces it keeps in flight, on a GPU."""
     tables: bool
@@ -114,6 +119,8 @@ CPU = Target(
     finish=1,
     factors_blocks=False,
     warps=1,
+    threads=0,
+    rows_at_once=0,
     stages=1,
     tables=False,
     folds=False,
@@ -150,6 +157,8 @@ GPU = Target(
     finish=8192,
     factors_blocks=True,
     warps=4,
+    threads=0,
+    rows_at_once=0,
     stages=3,
     tables=True,
     folds=True,

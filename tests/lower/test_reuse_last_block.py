@@ -21,6 +21,7 @@ from serrate import JaggedTensor, ops
 from serrate.codegen.triton.printer import print_triton
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array, Expr, Less, const, symbol
+from serrate.ir.fusion import Fusion
 from serrate.ir.loops import Assign, Declare, For, Lane, Local, LoopKernel, LoopProgram, Node, Reduce, Write, held, load
 from serrate.ir.tile import GRID, SERIAL
 from serrate.ir.values import Role, Tensor, Value, call
@@ -86,8 +87,20 @@ def source_of(body: Body, strategy: str, width: int = 64) -> str:
     return serrate.jit(body, backend="triton", strategy=strategy).source(rows([70, 3], width)).split("\ndef ")[-1]
 
 
-def test_the_exponentials_of_the_last_block_are_computed_once() -> None:
+def test_the_last_block_is_loaded_once() -> None:
+    """Exponentials are computed again: in the first loop, each thread subtracts a maximum of its own."""
     source = source_of(BODIES["softmax"][0], "maskless")
+    first, others = re.split(r"\n    if \(0 < r0o_count\):\n", source)
+    begun, rest = others.split("\n    for r0o_step in ")
+    assert "T0_last" in first and "tl.load(" not in begun and "sr_exp_diff(T0_last, " in begun
+    assert "tl.load(T0" in rest and "mask=" not in rest
+
+
+def test_the_exponentials_of_the_last_block_are_computed_once() -> None:
+    with Fusion("softmax") as f:
+        numbers, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.softmax(ops.as_nested(numbers, offsets), 1))
+    source = f.compile("triton", "maskless", tile=256).source(torch.zeros(600), torch.tensor([0, 600])).split("\ndef ")[-1]
     first, others = re.split(r"\n    if \(0 < r0o_count\):\n", source)
     begun, rest = others.split("\n    for r0o_step in ")
     assert "T0_last" in first and "tl.load(" not in begun and "exp" not in begun and "T0_last * " in begun

@@ -209,21 +209,26 @@ class IndexPrinter:
         return here.substitute(next_), further
 
     def pointer(self, tensor: Tensor, index: Sequence[Expr], lanes: Lanes) -> tuple[str, set[Lane]]:
-        """A pointer block: the part without lanes first, so that lanes add small offsets to one base."""
+        """A pointer block: the part without lanes first, so that lanes add small offsets to one base. The outermost of three lanes
+        is added last: a thread holds all of its positions, whose offsets differ by constants, and LLVM leaves these in the
+        instructions that access memory only if nothing else is added to them."""
         place = place_of(tensor, index)
         terms = place.terms if isinstance(place, Sum) else ((place, 1),)
         base: Expr = const(place.constant if isinstance(place, Sum) else 0)
-        offsets: Expr = const(0)
+        offsets, last = const(0), const(0)
         for term, factor in terms:
-            if self.lanes_in(term):
-                offsets = offsets + term * factor
-            else:
+            if not self.lanes_in(term):
                 base = base + term * factor
+            elif len(lanes) > 2 and self.lanes_in(term) == {lanes[0]}:
+                last = last + term * factor
+            else:
+                offsets = offsets + term * factor
         text = tensor.name
         if base.value != 0:
             text += f" + {self.index(base)}"
-        if offsets.value != 0:
-            text += f" + {self.index(offsets, lanes)}"
+        for each in (offsets, last):
+            if each.value != 0:
+                text += f" + {self.index(each, lanes)}"
         return text, self.lanes_in(place)
 
 

@@ -21,6 +21,7 @@ from serrate.schedule.strategies.common import (
     sums_look_ups,
     warps_for,
     width,
+    with_threads,
     work_of,
 )
 from serrate.schedule.strategies.kernels import Lanes, whole_rows
@@ -54,6 +55,7 @@ def maskless(
     keep = target.keeps_rows if keep_rows is None else keep_rows
     if (target.keeps_rows or keep) and not program.axes:
         in_two_passes(recorder, keep)
+    target = with_threads(recorder.program, target, warps, small=small, look_ups=look_ups)
     schedule(recorder, target, WholeRows(tile), lanes)
     if keep and not program.axes and _shares_rows(recorder.program):
         return maskless(program, given, tile, False, warps, stages, lanes, short, pivots)

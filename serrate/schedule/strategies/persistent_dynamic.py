@@ -36,6 +36,7 @@ from serrate.schedule.strategies.common import (
     sums_look_ups,
     warps_for,
     width,
+    with_threads,
     work_of,
 )
 from serrate.schedule.strategies.kernels import Lanes, pieces_of_rows
@@ -126,6 +127,7 @@ def _pieces(
         (uncut or (piece if chunk else _longest(elements, shares, work, whole, shapes(recorder.program)))) if apart else 0
     )
     finish = replace(target, widest=min(target.widest, FINISH[1]), finish=math.prod(FINISH)) if shares and apart else target
+    target = with_threads(recorder.program, target, warps, small=small, look_ups=look_ups)
     schedule(recorder, target, PiecesOfRows(tile, piece, chunk, whole_rows, finish), lanes)
     warps = warps or warps_for(program, target, small=small, look_ups=look_ups)
     stages = stages or stages_for(program, target, look_ups=look_ups)
