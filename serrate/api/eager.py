@@ -104,7 +104,7 @@ class Eager:
         if out is None:
             if is_tracing():
                 # A ragged tensor that the traced function reaches: an input of the program, like any captured tensor.
-                args, kwargs = captured(args), captured(kwargs)
+                return self.program(*captured(args), **captured(kwargs))
             places = self._new_numbers(args, kwargs)
             return self.program(*args, **kwargs) if places is None else self._read(places, args, kwargs)
         return self._into(out, args, kwargs)
@@ -136,7 +136,7 @@ class Eager:
         """A call that reads its numbers from memory; numbers that the operation must know are compiled in."""
         device = next((arg.device for arg in (*args, *kwargs.values()) if isinstance(arg, JaggedTensor)), None)
         if device is None:
-            return self.program(*args, **kwargs)  # called inside a traced function
+            return self.program(*args, **kwargs)
         given = {place: args[place] if isinstance(place, int) else kwargs[place] for place in places}
         # Filled on the device, so that nothing waits for a copy.
         dtypes = {float: torch.float64, int: torch.int64}

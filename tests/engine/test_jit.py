@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from serrate import JaggedTensor, Structure, jit, ops, settings
+from serrate.api.eager import FEW
 from serrate.api.jit import KINDS
 from serrate.errors import CallError, ShapeError, StructureError, TraceError
 from serrate.runtime.dispatch import BINDINGS
@@ -463,3 +464,12 @@ def test_ragged_tensors_of_objects_and_globals_are_operands_of_each_other() -> N
         rows = batch.tokens.values.split([3, 0, 2, 1])
         torch.testing.assert_close(sums, torch.stack([2 * row.sum(0) for row in rows]))
         torch.testing.assert_close(weights.values, torch.cat([row.softmax(0) for row in rows]))
+
+
+def test_numbers_of_many_eager_calls_do_not_matter_to_a_traced_one() -> None:
+    """After some numbers, an eager operator reads further ones from memory; a traced one has none to read from."""
+    reached = rows()
+    for k in range(2 * FEW):
+        reached * (k + 0.125)
+    got = jit(lambda x: x + reached * 77.25)(rows())
+    torch.testing.assert_close(got.values, rows().values * 78.25)
