@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ from serrate.errors import (
     TraceAttributeError,
     TraceError,
 )
+from serrate.ir.callers import asks_for_class
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Expr, as_expr
 from serrate.ir.hooks import installed
@@ -188,12 +190,17 @@ class TensorView:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` sees: a traced function sees the ragged tensor that this view represents.
+        """What `isinstance` sees: a traced function sees the tensor that this view represents.
 
-        Never torch.Tensor: torch asks the same question, and would read the tensor's memory.
+        torch's C++ code asks the same question, and would read the tensor's memory: it never sees a torch.Tensor. Neither does
+        serrate's own code.
         """
         kind = standing_for.get()
-        return kind if kind is not None and any(d.is_ragged for d in self.domains) else type(self)
+        if kind is None:
+            return type(self)
+        if any(d.is_ragged for d in self.domains):
+            return kind
+        return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
 
     @property
     def dtype(self) -> torch.dtype:
