@@ -28,7 +28,7 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import Joined, RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Places, Value, call, computed, constant, index_of, index_read, position
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView
 
 
 def pulled(fusion: Fusion, dtype: torch.dtype, domains: Sequence[IterDomain], value: Value) -> TensorView:
@@ -391,6 +391,7 @@ def split(x: TensorView, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tens
     """
     dim = dim_of("split", x, dim)
     domain = x.domains[dim]
+    sizes = int(sizes) if isinstance(sizes, Size) else sizes
     if isinstance(domain, RaggedIterDomain):
         if isinstance(sizes, int):
             raise ShapeError(
