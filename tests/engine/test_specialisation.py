@@ -431,6 +431,39 @@ def test_sizes_as_operands_and_sizes() -> None:
     assert len(traces) == 2
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda n: (2, n, 3),
+        lambda n: (2, 3, n),
+        lambda n: (n, 2, 3),
+        lambda n: (3, n * 2),
+        lambda n: (1, 6, n),
+        lambda n: (2, n, -1),
+    ],
+)
+def test_shapes_with_a_size_in_any_place(shape: Callable[[Any], Any]) -> None:
+    """The choices of every token, one list after the other, as lists again: `[2 * n, 3]` to `[2, n, 3]`."""
+    f, traces = counted(
+        lambda x: (x.reshape(shape(x.shape[0] // 2)) * 2, x.flatten().unflatten(0, shape(x.shape[0] // 2)).sum(1))
+    )
+    for n in (3, 5, 9, 7):
+        x = torch.randn(2 * n, 3)
+        for got, right in zip(f(x), (x.reshape(shape(n)) * 2, x.reshape(shape(n)).sum(1)), strict=True):
+            torch.testing.assert_close(got, right)
+    assert len(traces) == 2 or -1 in shape(3)
+
+
+def test_shapes_that_do_not_fit_in_a_later_call() -> None:
+    f, traces = counted(lambda x, y: x.reshape(2, y.shape[0]))
+    for n in (3, 5, 7):
+        assert f(torch.arange(2.0 * n), torch.ones(n)).shape == (2, n)
+    for n in (4, 8, 2):
+        with pytest.raises(ShapeError):
+            f(torch.arange(2.0 * n), torch.ones(n + 1))
+    assert f(torch.arange(16.0), torch.ones(8)).shape == (2, 8) and len(traces) == 2
+
+
 def test_heads_that_are_made_of_features() -> None:
     f, traces = counted(lambda x: x.reshape(x.shape[0], 2, 3).sum(2))
     for count in (3, 5, 9):
