@@ -22,7 +22,7 @@ from serrate.api.jit import Jitted
 from serrate.api.row_gradients import tables
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
 from serrate.frontend.capture import captured, is_tracing
-from serrate.frontend.keyed import pooled, side_by_side
+from serrate.frontend.keyed import by_key, pooled, side_by_side
 from serrate.frontend.ops.common import Lifted, described, python_number
 from serrate.frontend.ops.random import require_probability
 from serrate.frontend.torch_names import ELEMENTWISE
@@ -370,8 +370,7 @@ _pooling = Jitted(pooled, alone=True)
 
 
 def _embedding_bag(keyed: KeyedJaggedTensor, tables: Any, *, mode: Any, padding_idx: int | None, concat: bool) -> Any:
-    # A plain dict, which the keys of calls support; ModuleDict and ParameterDict would be opaque objects.
-    found = _pooling(keyed, dict(tables.items()), mode, padding_idx)
+    found = _pooling(keyed, by_key(tables), mode, padding_idx)
     return side_by_side(keyed, found) if concat else found
 
 
