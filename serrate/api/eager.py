@@ -22,7 +22,7 @@ from serrate.api.jit import Jitted
 from serrate.api.row_gradients import tables
 from serrate.errors import CallError, DtypeError, GradientError, SerrateError, StructureMismatch
 from serrate.frontend.capture import captured, is_tracing
-from serrate.frontend.keyed import pooled, side_by_side
+from serrate.frontend.keyed import by_key, pooled, side_by_side
 from serrate.frontend.ops.common import Lifted, described, python_number
 from serrate.frontend.ops.random import require_probability
 from serrate.frontend.torch_names import ELEMENTWISE
@@ -104,7 +104,7 @@ class Eager:
         if out is None:
             if is_tracing():
                 # A ragged tensor that the traced function reaches: an input of the program, like any captured tensor.
-                args, kwargs = captured(args), captured(kwargs)
+                return self.program(*captured(args), **captured(kwargs))
             places = self._new_numbers(args, kwargs)
             return self.program(*args, **kwargs) if places is None else self._read(places, args, kwargs)
         return self._into(out, args, kwargs)
@@ -136,7 +136,7 @@ class Eager:
         """A call that reads its numbers from memory; numbers that the operation must know are compiled in."""
         device = next((arg.device for arg in (*args, *kwargs.values()) if isinstance(arg, JaggedTensor)), None)
         if device is None:
-            return self.program(*args, **kwargs)  # called inside a traced function
+            return self.program(*args, **kwargs)
         given = {place: args[place] if isinstance(place, int) else kwargs[place] for place in places}
         # Filled on the device, so that nothing waits for a copy.
         dtypes = {float: torch.float64, int: torch.int64}
@@ -370,8 +370,7 @@ _pooling = Jitted(pooled, alone=True)
 
 
 def _embedding_bag(keyed: KeyedJaggedTensor, tables: Any, *, mode: Any, padding_idx: int | None, concat: bool) -> Any:
-    # A plain dict, which the keys of calls support; ModuleDict and ParameterDict would be opaque objects.
-    found = _pooling(keyed, dict(tables.items()), mode, padding_idx)
+    found = _pooling(keyed, by_key(tables), mode, padding_idx)
     return side_by_side(keyed, found) if concat else found
 
 

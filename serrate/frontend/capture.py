@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from serrate.errors import CallError, InPlaceError, TraceError
 from serrate.frontend.leaves import Leaf, leaves_of, mapped
-from serrate.ir.view import IN_PLACE, TensorView, user_line
+from serrate.ir.view import IN_PLACE, Size, TensorView, user_line
 
 _current: ContextVar[Callable[[Leaf], TensorView] | None] = ContextVar("capture", default=None)
 
@@ -87,6 +87,23 @@ FACTS = frozenset(
 """Properties of a tensor that can be read without its elements."""
 
 
+def _computed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of torch's own function, which sees symbolic sizes as numbers: the trace is specialised to them."""
+    return function(*_numbers(tuple(args)), **_numbers(dict(kwargs)))
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, Size):
+        return int(value)
+    if isinstance(value, slice):
+        return slice(_numbers(value.start), _numbers(value.stop), _numbers(value.step))
+    if isinstance(value, dict):
+        return {name: _numbers(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_numbers(each) for each in value)
+    return value
+
+
 def _writes(function: Any) -> bool:
     """Whether a torch function writes to its first argument."""
     name = getattr(function, "__name__", "")
@@ -113,7 +130,7 @@ class TensorCapture(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self.paused:
-            return function(*args, **kwargs)
+            return _computed(function, args, kwargs)
         if any(id(leaf) in self.overwritten for leaf in leaves_of(args, kwargs)):
             self._refuse(function, "uses a tensor into which a traced one was written")
         if TensorView in types:
@@ -129,13 +146,13 @@ class TensorCapture(TorchFunctionMode):
                     for domain in view.domains:
                         if not domain.is_ragged:
                             view.fusion.fixed(domain.extent_expr)
-            return function(*args, **kwargs)
+            return _computed(function, args, kwargs)
         if all(id(leaf) in self.made for leaf in given):
             return self._at_once(function, args, kwargs)
         if _writes(function):
             self._refuse(function, "writes to a tensor that is not an argument")
         if any(not isinstance(leaf, torch.Tensor) for leaf in given):
-            return function(*args, **kwargs)
+            return _computed(function, args, kwargs)
         if function not in TensorView.operators:
             raise TraceError(
                 f"{resolve_name(function)} of a tensor that is not an argument cannot be traced ({user_line()}); compute it "
@@ -168,7 +185,7 @@ class TensorCapture(TorchFunctionMode):
                 f"random numbers drawn while tracing would be the same in every call ({user_line()}); draw them "
                 "before the call and pass them as an argument"
             )
-        result = function(*args, **kwargs)
+        result = _computed(function, args, kwargs)
         for leaf in leaves_of((result,), {}):
             if isinstance(leaf, torch.Tensor):
                 self.made[id(leaf)] = leaf

@@ -62,7 +62,7 @@ from serrate.frontend.python_objects import (
     is_generator,
     is_library,
     is_read_inside,
-    names_of_library_class,
+    reads_of_library_class,
     slots_of,
     wrapped_attribute,
 )
@@ -469,15 +469,16 @@ class _Walk:
 
     def _object(self, var: str, obj: Any, path: str) -> None:
         """Reads all attributes of an object that any reachable code may read."""
-        names: set[str] = set(self._known)
-        if self._every:
-            names |= vars(obj).keys() if hasattr(obj, "__dict__") else set()
-            names |= set(slots_of(type(obj)))
+        names, every = set(self._known), self._every
         if isinstance(obj, torch.nn.Module):
             names.update(HOOKS)
         if is_read_inside(obj):
             kind: Any = type(obj)
-            names |= names_of_library_class(kind)
+            own, computed = reads_of_library_class(kind)
+            names, every = names | own, every or computed
+        if every:
+            names |= vars(obj).keys() if hasattr(obj, "__dict__") else set()
+            names |= set(slots_of(type(obj)))
         for name in sorted(names):
             found = self._in_object(var, obj, name, path)
             if found is not None:

@@ -57,7 +57,7 @@ class TracedKeyed(KeyedRows):
         concat: bool = False,
     ) -> Any:
         """`KeyedJaggedTensor.embedding_bag`, traced."""
-        found = pooled(self, tables, mode, padding_idx)
+        found = pooled(self, by_key(tables), mode, padding_idx)
         return side_by_side(self, found) if concat else found
 
 
@@ -65,6 +65,17 @@ def leaves_in(keyed: KeyedJaggedTensor) -> list[JaggedTensor]:
     """The leaves of a keyed tensor: one tensor per key, then the weights of each."""
     weights = [] if keyed.weights is None else [keyed.weights_of(key) for key in keyed]
     return [*(keyed[key] for key in keyed), *weights]
+
+
+def by_key(tables: Any) -> dict[str, Any]:
+    """Tables as a plain dict, which the keys of calls support; ModuleDict and ParameterDict would be opaque objects."""
+    if not callable(getattr(tables, "items", None)):
+        kind = "tensor" if isinstance(tables, torch.Tensor | TensorView) else type(tables).__name__
+        raise CallError(
+            f"embedding_bag: takes a dict with a table for each key, got a {kind}; if all keys share one table, "
+            "pass dict.fromkeys(keyed, table)"
+        )
+    return dict(tables.items())
 
 
 def pooled(

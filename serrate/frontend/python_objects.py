@@ -115,13 +115,14 @@ def in_mro(kind: type, name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def names_of_library_class(kind: type) -> frozenset[str]:
-    """The attributes that a library class reads from its own objects in implicitly called methods."""
+def reads_of_library_class(kind: type) -> tuple[frozenset[str], bool]:
+    """The attributes that a library class reads from its own objects in implicitly called methods; whether it computes the names
+    of some, as `ParameterList` does, and so may read any."""
     methods: dict[str, types.FunctionType] = {}
     for base in reversed(kind.__mro__):
         if base is not torch.nn.Module:
             methods |= {name: f for name, f in vars(base).items() if isinstance(f, types.FunctionType)}
-    names: set[str] = set()
+    names, every = set[str](), False
     pending = [name for name in methods if name in IMPLICIT or name in ("forward", "get", "items", "keys", "values")]
     done: set[str] = set()
     while pending:
@@ -130,9 +131,9 @@ def names_of_library_class(kind: type) -> frozenset[str]:
             continue
         done.add(name)
         reads = reads_of(methods[name].__code__)
-        names |= reads.names
+        names, every = names | reads.names, every or reads.every
         pending += [own for own in reads.names if own in methods]
-    return frozenset(names - methods.keys())
+    return frozenset(names - methods.keys()), every
 
 
 def is_foreign(obj: Any) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -26,7 +26,7 @@ from serrate.frontend.random_numbers import random_numbers_refused
 from serrate.ir.expr import Symbol
 from serrate.ir.fusion import Fusion
 from serrate.ir.values import DTYPES
-from serrate.ir.view import TensorView, is_user_file, standing_for, user_line
+from serrate.ir.view import Size, SymbolicRaggedSize, TensorView, is_user_file, standing_for, user_line
 from serrate.tensor import JaggedTensor
 from serrate.tensor.foreign_names import instead_of
 from serrate.tensor.torch_private import version
@@ -278,7 +278,10 @@ def trace(
         known += [(leaf, view(leaf)) for leaf in outside]
         leaves: list[TensorView] = []
         with random_numbers_refused(generators), capturing(capture), _standing_in():
-            form = _flatten(function(*given, **named), leaves, fusion)
+            result = function(*given, **named)
+            form = _flatten(result, leaves, fusion)
+        if not leaves:
+            raise TraceError(f"a traced function must return tensors computed from its arguments, got {type(result).__name__}")
         fusion.output(*leaves)
     own = [v for _, v in constants]
     last = [*own, *fusion.seeds]
@@ -335,8 +338,14 @@ def _ragged(
     return ragged_view(view, arg.structure, buffers)
 
 
+class Plain(NamedTuple):
+    """A value in a result that is not a tensor: the same in all calls of the trace, which depends on all it was made from."""
+
+    value: Any
+
+
 def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
-    """The form of a result: an int for each tensor, containers unchanged."""
+    """The form of a result: an int for each tensor, containers and plain values unchanged."""
     result = captured(result) if isinstance(result, torch.Tensor | JaggedTensor) else result
     if isinstance(result, TensorView):
         if result.fusion is not fusion:
@@ -348,8 +357,12 @@ def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     if isinstance(result, dict):
         return {k: _flatten(v, leaves, fusion) for k, v in result.items()}
+    if isinstance(result, Size):
+        return Plain(int(result))
+    if isinstance(result, BY_VALUE) and not isinstance(result, SymbolicRaggedSize):
+        return Plain(result)
     raise TraceError(
-        "a traced function must return tensors computed from its arguments (or tuples, lists, dicts of them), "
+        "a traced function must return tensors computed from its arguments (or tuples, lists, dicts of them and plain values), "
         f"got {type(result).__name__}"
     )
 
@@ -357,6 +370,8 @@ def _flatten(result: Any, leaves: list[TensorView], fusion: Fusion) -> Any:
 def _unflatten(form: Any, values: Any) -> Any:
     if isinstance(form, int):
         return next(values)
+    if isinstance(form, Plain):
+        return form.value
     if isinstance(form, dict):
         return {k: _unflatten(v, values) for k, v in form.items()}
     items = [_unflatten(f, values) for f in form]

@@ -52,6 +52,12 @@ class Place:
     domains: tuple[IterDomain, ...] = field(default=(), compare=False)
     reads: tuple[Value, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Places with one expression are equal, so the same must hold for their domains: those that it does not name do not count.
+        if not all(index_of(d) in self.expr.symbols for d in self.domains):
+            named = tuple(d for d in self.domains if index_of(d) in self.expr.symbols)
+            object.__setattr__(self, "domains", named)
+
     def __str__(self) -> str:
         names: dict[Expr, Expr] = {index_of(d): symbol(d.name) for d in self.domains}
         names |= {index_read(k): symbol(str(r)) for k, r in enumerate(self.reads)}

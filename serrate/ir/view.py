@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ from serrate.errors import (
     TraceAttributeError,
     TraceError,
 )
+from serrate.ir.callers import asks_for_class, is_own
 from serrate.ir.domains import IterDomain, ParallelType
 from serrate.ir.expr import Expr, as_expr
 from serrate.ir.hooks import installed
@@ -60,22 +62,32 @@ class SymbolicRaggedSize(str):
         return str.__mod__(other, str(self)) if isinstance(other, str) else self._refuse()
 
 
-class Size:
-    """A symbolic size while tracing, which may differ in the next call. Prints as a symbol, like `n0`.
+standing_for: ContextVar[type | None] = ContextVar("standing_for", default=None)
+"""While a function is traced: the class that its ragged tensors claim to be."""
 
-    Sums and products of sizes are sizes, and a size may be an operand. If Python needs its value (a comparison, `range`,
-    `float`), it gets the value in the call being traced, and the trace is then specialised to it.
+
+class Size(torch.SymInt):
+    """A symbolic size while tracing, which may differ in the next call. Shapes print it as a symbol, like `n0`.
+
+    Sums and products of sizes are sizes, and a size may be an operand. If Python or torch needs its value (a comparison, `range`,
+    `float`, `str`, `torch.arange`), it gets the value in the call being traced, and the trace is then specialised to it.
+
+    torch accepts a SymInt wherever it accepts a number, and then asks the trace's function mode, which passes on the value: so
+    torch never asks for the `node` that its own have.
     """
-
-    __slots__ = ("expr", "fusion")
 
     def __init__(self, expr: Expr, fusion: Fusion) -> None:
         self.expr, self.fusion = expr, fusion
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` sees: the first call of a traced function sees an int, and so must the others."""
+        return int if standing_for.get() is not None and asks_for_class(sys._getframe(1)) else type(self)
+
     def __index__(self) -> int:
         return self.fusion.fixed(self.expr)
 
-    __int__ = __index__
+    __int__ = __trunc__ = __floor__ = __ceil__ = __index__
 
     def __float__(self) -> float:
         return float(int(self))
@@ -92,11 +104,19 @@ class Size:
             return self.expr is expr or (expr.symbols <= self.fusion.sizes.keys() and int(self) == self.fusion.fixed(expr))
         return isinstance(other, int | float) and int(self) == other
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __repr__(self) -> str:
         return str(self.expr)
 
+    def __str__(self) -> str:
+        """The value, if the traced function asks, which may decide by it; the symbol for messages."""
+        return repr(self) if standing_for.get() is None or is_own(sys._getframe(1)) else str(int(self))
+
     def __format__(self, form: str) -> str:
-        return format(int(self), form) if form else str(self)
+        own = standing_for.get() is None or is_own(sys._getframe(1))
+        return repr(self) if own and not form else format(int(self), form)
 
     def _symbolic(self, other: Any, operation: Callable[[Any, Any], Any], *, swapped: bool = False) -> Any:
         """A sum, product or quotient of sizes and whole numbers, as a size."""
@@ -152,8 +172,55 @@ class Size:
     def __rpow__(self, other: Any) -> Any:
         return self._of_number(other, operator.pow, swapped=True)
 
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __lshift__(self, other: Any) -> Any:
+        return self._of_number(other, operator.lshift)
+
+    def __rlshift__(self, other: Any) -> Any:
+        return self._of_number(other, operator.lshift, swapped=True)
+
+    def __rshift__(self, other: Any) -> Any:
+        return self._of_number(other, operator.rshift)
+
+    def __rrshift__(self, other: Any) -> Any:
+        return self._of_number(other, operator.rshift, swapped=True)
+
+    def __and__(self, other: Any) -> Any:
+        return self._of_number(other, operator.and_)
+
+    def __or__(self, other: Any) -> Any:
+        return self._of_number(other, operator.or_)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._of_number(other, operator.xor)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
     def __neg__(self) -> Any:
         return 0 - self
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> int:
+        return abs(int(self))
+
+    def __invert__(self) -> int:
+        return ~int(self)
+
+    def __round__(self, digits: int | None = None) -> int:
+        return round(int(self), digits or 0)
+
+    def bit_length(self) -> int:
+        return int(self).bit_length()
+
+    def is_integer(self) -> bool:
+        return True
 
     def __lt__(self, other: Any) -> Any:
         return self._of_number(other, operator.lt)
@@ -166,10 +233,6 @@ class Size:
 
     def __ge__(self, other: Any) -> Any:
         return self._of_number(other, operator.ge)
-
-
-standing_for: ContextVar[type | None] = ContextVar("standing_for", default=None)
-"""While a function is traced: the class that its ragged tensors claim to be."""
 
 
 class TensorView:
@@ -188,12 +251,17 @@ class TensorView:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` sees: a traced function sees the ragged tensor that this view represents.
+        """What `isinstance` sees: a traced function sees the tensor that this view represents.
 
-        Never torch.Tensor: torch asks the same question, and would read the tensor's memory.
+        torch's C++ code asks the same question, and would read the tensor's memory: it never sees a torch.Tensor. Neither does
+        serrate's own code.
         """
         kind = standing_for.get()
-        return kind if kind is not None and any(d.is_ragged for d in self.domains) else type(self)
+        if kind is None:
+            return type(self)
+        if any(d.is_ragged for d in self.domains):
+            return kind
+        return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
 
     @property
     def dtype(self) -> torch.dtype:

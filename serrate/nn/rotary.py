@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +30,12 @@ def _by_angles(x: Ragged, cos: Ragged, sin: Ragged) -> Ragged:
     first, second = x.chunk(2, -1)
     turned: Ragged = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     return turned.to(x.dtype)  # under autocast, the angles have more precision than the features
+
+
+def _may_be_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes may be equal. In a traced function, a size that is not 1 may be a symbol; then the program checks it."""
+    numbers = [size for size in (a, b) if isinstance(size, int)]
+    return a == b if len(numbers) == 2 else 1 not in numbers
 
 
 _rotated, _rotated_from = jit(rotated), jit(rotated_from)
@@ -79,9 +87,10 @@ class RotaryEmbedding(nn.Module):
             )
         if start is None:
             return _rotated(input, self.cos, self.sin)
-        if start.dtype not in (torch.int32, torch.int64) or start.shape != (len(input),):
+        rows = input.shape[0]
+        if start.dtype not in (torch.int32, torch.int64) or start.ndim != 1 or not _may_be_equal(start.shape[0], rows):
             raise ShapeError(
-                f"RotaryEmbedding: start must have one int32 or int64 position for each of the {len(input)} rows, "
+                f"RotaryEmbedding: start must have one int32 or int64 position for each of the {rows} rows, "
                 f"got {start.dtype} of shape {tuple(start.shape)}"
             )
         return _rotated_from(input, start, self.cos, self.sin)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from serrate import JaggedTensor, Structure, jit, ops, settings
+from serrate.api.eager import FEW
 from serrate.api.jit import KINDS
 from serrate.errors import CallError, ShapeError, StructureError, TraceError
 from serrate.runtime.dispatch import BINDINGS
@@ -463,3 +464,37 @@ def test_ragged_tensors_of_objects_and_globals_are_operands_of_each_other() -> N
         rows = batch.tokens.values.split([3, 0, 2, 1])
         torch.testing.assert_close(sums, torch.stack([2 * row.sum(0) for row in rows]))
         torch.testing.assert_close(weights.values, torch.cat([row.softmax(0) for row in rows]))
+
+
+def test_numbers_of_many_eager_calls_do_not_matter_to_a_traced_one() -> None:
+    """After some numbers, an eager operator reads further ones from memory; a traced one has none to read from."""
+    reached = rows()
+    for k in range(2 * FEW):
+        reached * (k + 0.125)
+    got = jit(lambda x: x + reached * 77.25)(rows())
+    torch.testing.assert_close(got.values, rows().values * 78.25)
+
+
+def test_results_that_are_not_tensors() -> None:
+    """They belong to the trace: whatever they are made from is compared at every call."""
+
+    def function(x: Any, dense: Any, cache: Any = None, scale: float = 2.0) -> Any:
+        return {"y": x * scale, "cache": cache, "scale": scale / 2, "facts": [x.dtype, dense.shape, (True, "text")]}, None
+
+    f = jit(function)
+    for count, options in ((3, {}), (5, {}), (7, {"scale": 3.0}), (7, {"cache": 1, "scale": 3}), (3, {})):
+        dense = torch.ones(count, 2)
+        (got, nothing), (right, _) = f(rows(), dense, **options), function(rows(), dense, **options)
+        torch.testing.assert_close(got.pop("y").values, right.pop("y").values)
+        right["facts"][1] = tuple(dense.shape)
+        assert got == right and nothing is None
+        assert [type(each) for each in (got["scale"], *got["facts"][1])] == [float, int, int]
+        got["facts"].clear()  # the caller's own
+
+
+@pytest.mark.parametrize(
+    "result", [lambda x: None, lambda x: (3, None), lambda x: [], lambda x: object(), lambda x: (x, x.shape)]
+)
+def test_results_without_a_tensor_or_of_other_kinds(result: Callable[[Any], Any]) -> None:
+    with pytest.raises(TraceError, match="a traced function must return tensors"):
+        jit(result)(rows())

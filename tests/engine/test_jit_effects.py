@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from serrate import JaggedTensor, jit
@@ -286,6 +287,52 @@ def test_traced_ragged_tensors_are_what_they_stand_for() -> None:
     traced, kinds[:] = kinds[:], []
     function(X, w)
     assert traced == kinds
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "isinstance": lambda w: isinstance(w, Tensor),
+    "one of several classes": lambda w: isinstance(w, float | Tensor) and not isinstance(w, (int, list)),
+    "is_tensor": torch.is_tensor,
+    "a result": lambda w: isinstance(w + 1, Tensor) and isinstance(torch.exp(w), torch.Tensor),
+    "in a condition": lambda w: next(each for each in (1.0, w) if isinstance(each, Tensor)) is w,
+    "not a parameter": lambda w: isinstance(w, Tensor) and not isinstance(w, nn.Parameter),
+    "not ragged": lambda w: not isinstance(w, JaggedTensor),
+    "its class": lambda w: issubclass(w.__class__, Tensor),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_traced_dense_tensors_are_tensors(name: str) -> None:
+    """Code that treats tensors and numbers differently silently took the branch for numbers."""
+
+    def function(x: Any, w: Any) -> Any:
+        return x * w if KINDS[name](w) else x * 0
+
+    w = torch.tensor([2.0])
+    torch.testing.assert_close(jit(function)(X, w).values, X.values * 2)
+
+
+def test_a_traced_dense_tensor_matches_a_class_pattern() -> None:
+    def function(x: Any, w: Any) -> Any:
+        match w:
+            case Tensor():
+                return x * w
+            case _:
+                return x * 0
+
+    torch.testing.assert_close(jit(function)(X, torch.tensor([2.0])).values, X.values * 2)
+
+
+def test_torch_stores_a_traced_tensor_that_stands_in_for_a_parameter() -> None:
+    layer = nn.Linear(2, 3)
+    given = {"weight": torch.randn(3, 2), "bias": torch.randn(3)}
+    dense = torch.randn(5, 2)
+
+    def function(params: Any, x: Any) -> Any:
+        return torch.func.functional_call(layer, params, (x,))
+
+    torch.testing.assert_close(jit(function)(given, dense), dense @ given["weight"].T + given["bias"])
+    assert all(type(each) is nn.Parameter for each in layer.parameters())
 
 
 def test_traced_dense_tensors_do_not_pass_for_memory() -> None:

@@ -518,6 +518,51 @@ def test_modules_whose_parts_are_replaced() -> None:
         again()
 
 
+class Weights(nn.Module):
+    """Parameters in torch's containers, which look them up by names that they compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = nn.ParameterList([torch.randn(1) for _ in range(3)])
+        self.named = nn.ParameterDict({"a": torch.randn(1), "item": torch.randn(1)})
+        self.named["factor"] = 2.0
+
+    def forward(self, x: Any) -> Any:
+        x = x * self.named["a"] + self.named["factor"] + self.listed[0]
+        for weight in self.listed:
+            x = torch.tanh(x * weight)
+        return x * sum(self.named[key] for key in self.named if key != "factor") + len(self.listed)
+
+
+def test_containers_of_parameters_that_are_replaced() -> None:
+    model = Weights()
+    jitted = jit(model)
+    x = JaggedTensor.from_lengths(torch.randn(5, 1), [2, 0, 3])
+
+    def again() -> None:
+        for _ in range(2):
+            torch.testing.assert_close(jitted(x).values, model(x.values))
+
+    again()
+    got = torch.autograd.grad(jitted(x).values.sum(), [*model.parameters()])
+    torch.testing.assert_close(got, torch.autograd.grad(model(x.values).sum(), [*model.parameters()]), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        model.listed[1].fill_(0.5)
+        again()
+        model.listed[1] = nn.Parameter(torch.full((1,), 3.0))
+        again()
+        model.listed.append(nn.Parameter(torch.full((1,), -2.0)))
+        again()
+        model.named["a"] = nn.Parameter(torch.full((1,), 5.0))
+        again()
+        model.named["more"] = nn.Parameter(torch.full((1,), 0.25))
+        again()
+        model.named["factor"] = -1.0
+        again()
+        del model.named["item"]
+        again()
+
+
 LINEAR = nn.Linear(1, 1)
 
 

@@ -137,6 +137,11 @@ def test_pooling_that_is_refused() -> None:
         CallError, match="the table of 'item' must be a tensor, got a module: pass the weight of this EmbeddingBag"
     ):
         k.embedding_bag(of | {"item": torch.nn.EmbeddingBag(9, 4)})
+    for pooling in (KeyedJaggedTensor.embedding_bag, jit(lambda k, table: k.embedding_bag(table))):
+        with pytest.raises(
+            CallError, match=r"takes a dict with a table for each key, got a tensor; .* dict.fromkeys\(keyed, table\)"
+        ):
+            pooling(k, of["item"])
     with pytest.raises(CallError, match="no mode for 'item'"):
         k.embedding_bag(of, mode={"user": "sum"})
     with pytest.raises(IndexError, match=r"embedding_bag: index\[\d\]\[\d\] = \d+ is out of range: there are 2 positions"):

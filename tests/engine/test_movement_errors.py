@@ -91,7 +91,7 @@ RECORDED: dict[str, tuple[Make, type[Exception], str]] = {
     "cat of narrow features": (lambda f: ops.cat([rows(f, 2, 3), rows(f, 2, 1)], 2), ShapeError, "3 and 1"),
     "stack of other sizes": (lambda f: ops.stack([dense(f, 2, 3), dense(f, 2, 1)]), ShapeError, "3 and 1"),
     "cat of rows with dense": (
-        lambda f: ops.cat([rows(f), dense(f, None, None)], 1),
+        lambda f: ops.cat([rows(f, 2), dense(f, None, None, 3)], 2),
         ShapeError,
         "the same dims must be ragged",
     ),

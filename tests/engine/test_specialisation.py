@@ -6,6 +6,7 @@ number of programs that were built.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from itertools import chain, pairwise
@@ -350,6 +351,73 @@ def test_sizes_as_numbers() -> None:
         torch.testing.assert_close(program(x, w).values, right(x.values, w))
 
 
+ASKED: dict[str, Callable[[Any], Any]] = {
+    "isinstance": lambda x: x * (2 if isinstance(x.shape[0], int) else 3),
+    "str": lambda x: x * len(str(x.shape[0])),
+    "f-string": lambda x: x * {"5": 1, "7": 2}.get(f"{x.shape[0]}", 3),
+    "format": lambda x: x * {"05": 1, "07": 2}.get(f"{x.shape[0]:02d}", 3),
+    "percent": lambda x: x * {"5": 1, "7": 2}.get("%s" % x.shape[0], 3),  # noqa: UP031
+    "unequal": lambda x: x * (2 if x.shape[0] != 7 else 3),
+    "divmod": lambda x: x * divmod(x.shape[0], 3)[0] + divmod(100, x.shape[0])[1],
+    "abs": lambda x: x * abs(x.shape[0] - 9) + ~x.shape[0] + +x.shape[0],
+    "bits": lambda x: x * (x.shape[0] & 6) + (1 << x.shape[0]) + (x.shape[0] >> 1) + (x.shape[0] ^ 3 | 8),
+    "round": lambda x: x * round(x.shape[0]) + round(x.shape[0], -1) + math.floor(x.shape[0]) + math.ceil(x.shape[0]),
+    "bit length": lambda x: x * x.shape[0].bit_length(),
+    "arange": lambda x: x * torch.arange(x.shape[0])[:, None],
+    "arange by keyword": lambda x: x * torch.arange(start=0, end=x.shape[0], dtype=torch.float32)[:, None],
+    "linspace": lambda x: x * torch.linspace(0, x.shape[0], 3),
+    "causal": lambda x: (torch.arange(x.shape[0])[:, None] >= torch.arange(x.shape[0])).float() @ x,
+    "tensor": lambda x: x * torch.tensor(x.shape[0]) + torch.tensor([x.shape[0], 0, 1]),
+    "full": lambda x: x * torch.full((3,), x.shape[0]),
+    "eye": lambda x: torch.eye(x.shape[0]) @ x,
+    "a slice of a constant": lambda x: x * torch.arange(20)[: x.shape[0], None],
+    "a constant and a size": lambda x: x + torch.arange(3) % x.shape[0] + (torch.arange(3) < x.shape[0]),
+    "clamp of a constant": lambda x: x[torch.arange(9).clamp(max=x.shape[0] - 1)],
+    "clamp": lambda x: torch.clamp(x, max=x.shape[0] - 6),
+    "where": lambda x: torch.where(x > 0, x, x.shape[0]) + torch.where(x > 0, x.shape[0], x),
+    "full of floats": lambda x: torch.where(x > 0, x, float(x.shape[0])),
+    "remainder": lambda x: torch.remainder(x, x.shape[0]) + torch.fmod(x, x.shape[0]),
+    "division": lambda x: torch.div(x, x.shape[0], rounding_mode="floor") + torch.div(x, x.shape[0]),
+    "alpha": lambda x: torch.add(x, x, alpha=x.shape[0]) + torch.sub(x, 1, alpha=x.shape[0]),
+    "value": lambda x: torch.addcmul(x, x, x, value=x.shape[0]),
+    "the last": lambda x: x[x.shape[0] - 1] + x,
+    "split": lambda x: torch.cat(x.split(x.shape[0] // 2)[1:]),
+    "topk": lambda x: torch.topk(x, x.shape[0] - 3, 0).values,
+    "narrow": lambda x: x.narrow(0, 1, x.shape[0] - 1),
+    "pad": lambda x: F.pad(x, [0, 0, 0, 12 - x.shape[0]]),
+}
+"""What asks for the value of a size."""
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_sizes_are_numbers_to_python_and_torch(name: str) -> None:
+    """The first call sees numbers, later ones sizes that may vary: torch refused those, Python silently took another branch."""
+    function = ASKED[name]
+    program = jit(function, backend="reference")
+    for count in (5, 7, 9, 5, 8):
+        x = torch.randn(count, 3)
+        got, right = program(x), function(x)
+        assert got.dtype == right.dtype
+        torch.testing.assert_close(got, right)
+
+
+def test_sizes_of_several_tensors_are_numbers_to_torch() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return x.sum(0) * torch.arange(max(x.shape[0], y.shape[0])).sum() + y.sum(0) * torch.full((), y.shape[0] * 2 - x.shape[0])
+
+    program = jit(function, backend="reference")
+    for counts in ((5, 5), (7, 5), (7, 8), (9, 2), (5, 5)):
+        x, y = (torch.randn(count, 3) for count in counts)
+        torch.testing.assert_close(program(x, y), function(x, y))
+
+
+def test_shapes_print_sizes_as_symbols(capsys: pytest.CaptureFixture[str]) -> None:
+    f, traces = counted(lambda x: (print(x.shape), x * 2)[1])
+    for count in (5, 7, 9, 11):
+        f(torch.randn(count, 3))
+    assert len(traces) == 2 and capsys.readouterr().out == "(5, 3)\n(n0, 3)\n"
+
+
 def test_sizes_as_operands_and_sizes() -> None:
     f, traces = counted(
         lambda x, rows: (x.sum(0) / x.shape[0] + x.shape[1] * 2, x.reshape(x.shape[0], -1), rows.sum() / rows.shape[0])
@@ -361,6 +429,39 @@ def test_sizes_as_operands_and_sizes() -> None:
         torch.testing.assert_close(flat, x.reshape(count, -1))
         torch.testing.assert_close(each, rows.values.sum() / count)
     assert len(traces) == 2
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda n: (2, n, 3),
+        lambda n: (2, 3, n),
+        lambda n: (n, 2, 3),
+        lambda n: (3, n * 2),
+        lambda n: (1, 6, n),
+        lambda n: (2, n, -1),
+    ],
+)
+def test_shapes_with_a_size_in_any_place(shape: Callable[[Any], Any]) -> None:
+    """The choices of every token, one list after the other, as lists again: `[2 * n, 3]` to `[2, n, 3]`."""
+    f, traces = counted(
+        lambda x: (x.reshape(shape(x.shape[0] // 2)) * 2, x.flatten().unflatten(0, shape(x.shape[0] // 2)).sum(1))
+    )
+    for n in (3, 5, 9, 7):
+        x = torch.randn(2 * n, 3)
+        for got, right in zip(f(x), (x.reshape(shape(n)) * 2, x.reshape(shape(n)).sum(1)), strict=True):
+            torch.testing.assert_close(got, right)
+    assert len(traces) == 2 or -1 in shape(3)
+
+
+def test_shapes_that_do_not_fit_in_a_later_call() -> None:
+    f, traces = counted(lambda x, y: x.reshape(2, y.shape[0]))
+    for n in (3, 5, 7):
+        assert f(torch.arange(2.0 * n), torch.ones(n)).shape == (2, n)
+    for n in (4, 8, 2):
+        with pytest.raises(ShapeError):
+            f(torch.arange(2.0 * n), torch.ones(n + 1))
+    assert f(torch.arange(16.0), torch.ones(8)).shape == (2, 8) and len(traces) == 2
 
 
 def test_heads_that_are_made_of_features() -> None:

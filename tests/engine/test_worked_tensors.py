@@ -657,7 +657,7 @@ class TestCat:
             torch.tensor([0, 6]),
         )
         message = "cat of .* and .*: tensors must have the same number of dims, and the same dims must be ragged"
-        refused(ShapeError, message, lambda x, o, y: ops.cat([nested(x, o), y], 1), X, OFFSETS, numbers(3, 2, 4))
+        refused(ShapeError, message, lambda x, o, y: ops.cat([nested(x, o), y], 2), X, OFFSETS, numbers(3, 2, 4))
         refused(ShapeError, "cat: needs at least one tensor", lambda x: ops.cat([]), X)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import serrate
-from serrate import JaggedTensor
+from serrate import JaggedTensor, jit
 from serrate import nn as ragged
 from serrate.errors import CallError, ShapeError
 
@@ -350,6 +350,29 @@ def test_rotary_embeddings_of_new_positions(count: int) -> None:
             ShapeError, match="RotaryEmbedding: start must have one int32 or int64 position for each of the 4 rows"
         ):
             module(new, start)
+
+
+def test_a_traced_step_of_decoding() -> None:
+    """A cache of keys that grows by a token of every row, in a traced function, against all rows turned at once."""
+    rotary, count = ragged.RotaryEmbedding(6, max_length=16, base=50.0), len(LENGTHS)
+    traces: list[int] = []
+
+    @jit
+    def step(key: Any, keys: Any) -> Any:
+        traces.append(1)
+        return torch.cat([keys, rotary(key, start=keys.lengths)], 1)
+
+    plain = JaggedTensor.from_lengths(torch.randn(sum(LENGTHS), 2, 6), LENGTHS)
+    keys = rotary(plain)
+    for _ in range(3):
+        key = torch.randn(count, 1, 2, 6)
+        keys, plain = step(key, keys), torch.cat([plain, key], 1)
+    for own, row in zip(keys.unbind(), plain.unbind(), strict=True):
+        torch.testing.assert_close(own, turned(row, 50.0))
+    assert len(traces) == 1
+    for start in (torch.tensor([0]), torch.zeros(count + 1, dtype=torch.long), torch.zeros(count)):
+        with pytest.raises(ShapeError):
+            jit(lambda key, start: rotary(key, start=start))(key, start)
 
 
 def test_experts_refuse_padded_tokens() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +19,7 @@ from serrate.frontend.ops.common import Number, counted, counting, dim_of, requi
 from serrate.frontend.ops.elementwise import cast, typed
 from serrate.frontend.ops.levels import Part, inside, rebuilt
 from serrate.frontend.ops.reductions import amin
-from serrate.frontend.ops.structure import as_flattened, nested_by, unsqueeze
+from serrate.frontend.ops.structure import as_flattened, flatten, nested_by, unsqueeze
 from serrate.frontend.shapes import both, shown
 from serrate.ir.domains import COORDINATE, IterDomain
 from serrate.ir.expr import Array, Expr, ceildiv, const, maximum, minimum, symbol
@@ -28,7 +29,7 @@ from serrate.ir.ragged import RaggedIterDomain
 from serrate.ir.recipes import Joined, RunningSum
 from serrate.ir.tile import Store
 from serrate.ir.values import Place, Places, Value, call, computed, constant, index_of, index_read, position
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView
 
 
 def pulled(fusion: Fusion, dtype: torch.dtype, domains: Sequence[IterDomain], value: Value) -> TensorView:
@@ -391,6 +392,7 @@ def split(x: TensorView, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tens
     """
     dim = dim_of("split", x, dim)
     domain = x.domains[dim]
+    sizes = int(sizes) if isinstance(sizes, Size) else sizes
     if isinstance(domain, RaggedIterDomain):
         if isinstance(sizes, int):
             raise ShapeError(
@@ -506,6 +508,8 @@ def flip(x: TensorView, dim: int) -> TensorView:
 def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     """Concatenates along a regular dim, along a ragged dim (row by row), or along a dim that counts rows (rows after rows).
 
+    In the last two cases, a dense tensor `[B, k, *inner]` counts as B rows of length k.
+
     >>> from serrate import ir, ops
     >>> with ir.Fusion() as f:
     ...     x, offsets = f.input((None,), torch.float32), f.input((None,), torch.int64)
@@ -517,11 +521,15 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     """
     if not views:
         raise ShapeError("cat: needs at least one tensor")
-    first = views[0]
+    first = next((v for v in views if any(d.is_ragged for d in v.domains)), views[0])
     dim = dim_of("cat", first, dim)
     dtype = first.dtype
-    for other in views[1:]:
-        if other.ndim != first.ndim or [d.is_ragged for d in other.domains] != [d.is_ragged for d in first.domains]:
+    along = isinstance(first.domains[dim], RaggedIterDomain)
+    if counted(first, dim) == [dim + 1]:
+        views = [_as_rows(v, dim) if _is_dense_like(first, v) else v for v in views]
+    for other in views:
+        alike = other.ndim == first.ndim and [d.is_ragged for d in other.domains] == [d.is_ragged for d in first.domains]
+        if not alike and not (along and _is_dense_like(first, other)):
             raise ShapeError(
                 f"cat of {both(first, other)}: tensors must have the same number of dims, and the same dims must be ragged"
             )
@@ -529,7 +537,7 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     views = [typed(v, dtype) for v in views]
     if counted(first, dim):
         return _cat_rows(views, dim)
-    if isinstance(first.domains[dim], RaggedIterDomain):
+    if along:
         return _cat_ragged(views, dim)
     for other in views[1:]:
         for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
@@ -538,6 +546,19 @@ def cat(views: Sequence[TensorView], dim: int = 0) -> TensorView:
     new = IterDomain(_total([v.domains[dim].extent_expr for v in views]), name=first.fusion.fresh("d"))
     domains = (*first.domains[:dim], new, *first.domains[dim + 1 :])
     return _joined(views, dim, domains, [v.domains[dim].extent_expr for v in views], ())
+
+
+def _is_dense_like(first: TensorView, x: TensorView) -> bool:
+    """Whether a dense tensor has a dim for each dim of rows of one level."""
+    dense = not any(d.is_ragged for d in x.domains)
+    return dense and x.ndim == first.ndim and sum(d.is_ragged for d in first.domains) == 1
+
+
+def _as_rows(x: TensorView, dim: int) -> TensorView:
+    """A dense tensor as rows of one length: `dim` counts them, the next dim has their positions."""
+    count, length = (x.domains[k].extent_expr for k in (dim, dim + 1))
+    offsets = Array(f"sum({length})", recipe=RunningSum(length, COORDINATE, count))
+    return nested_by(flatten(x, dim, dim + 1), offsets, count, dim)
 
 
 def _alike(first: TensorView, other: TensorView, dim: int, a: IterDomain, b: IterDomain) -> None:
@@ -572,14 +593,22 @@ def _joined(
 
 
 def _cat_ragged(views: Sequence[TensorView], dim: int) -> TensorView:
-    first = views[0]
-    for other in views[1:]:
+    """Row by row. All rows of a dense tensor have the same length."""
+    first = next(v for v in views if v.domains[dim].is_ragged)
+    for other in views:
         for k, (a, b) in enumerate(zip(first.domains, other.domains, strict=True)):
             if k != dim:
                 _alike(first, other, k, a, b)
-    ragged = [v.domains[dim] for v in views]
-    lengths = [d.row_length for d in ragged]
-    domains, row = _resized("cat", first, dim, _total(lengths), _total([d.host_bound for d in ragged]))
+    lengths, bounds = list[Expr](), list[Expr]()
+    for view in views:
+        domain = view.domains[dim]
+        if isinstance(domain, RaggedIterDomain):
+            lengths.append(domain.row_length)
+            bounds.append(domain.host_bound)
+        else:
+            lengths.append(domain.extent_expr)
+            bounds.append(math.prod((view.domains[k].extent_expr for k in counting(first, dim)), start=domain.extent_expr))
+    domains, row = _resized("cat", first, dim, _total(lengths), _total(bounds))
     return _joined(views, dim, domains, [_in_row(length, row) for length in lengths], row.domains)
 
 

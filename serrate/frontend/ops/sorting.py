@@ -27,7 +27,7 @@ from serrate.ir.storage import collapse, storage_of
 from serrate.ir.tile import Library
 from serrate.ir.transforms import Merge
 from serrate.ir.values import Place, Tensor, call, extent, index_of, position
-from serrate.ir.view import TensorView
+from serrate.ir.view import Size, TensorView
 
 
 class ValuesIndices(NamedTuple):
@@ -171,6 +171,7 @@ def topk(x: TensorView, k: int, dim: int = -1, largest: bool = True) -> ValuesIn
     [[3.0, 2.0], [5.0]]
     """
     dim = dim_of("topk", x, dim)
+    k = int(k) if isinstance(k, Size) else k
     domain = x.domains[dim]
     if counted(x, dim):
         raise ShapeError(f"topk: dim {dim} of {shown(x)} counts rows of different lengths; use topk along a row")

@@ -237,14 +237,16 @@ def unflatten(x: TensorView, dim: int, sizes: Sequence[int | Size]) -> TensorVie
     domain = x.domains[dim]
     if domain.is_ragged or domain.pairing is not None:
         raise ShapeError(f"unflatten: dim {dim} of {shown(x)} belongs to rows, which have no common length")
-    numbers = [-1 if isinstance(size, Size) and k == 0 else int(size) for k, size in enumerate(sizes)]
-    if sizes and isinstance(sizes[0], Size):
-        if min(numbers[1:], default=1) > 0:
-            # The first size follows from the others.
+    symbol = next((k for k, size in enumerate(sizes) if isinstance(size, Size)), None)
+    numbers = [-1 if k == symbol else int(size) for k, size in enumerate(sizes)]
+    if symbol is not None:
+        others, size = [n for k, n in enumerate(numbers) if k != symbol], sizes[symbol]
+        if isinstance(size, Size) and min(others, default=1) > 0:
+            # It follows from the others.
             what = f"unflatten of dim {dim}: its extent and the product of the sizes"
-            _require(x, domain, sizes[0].expr * prod(numbers[1:]), what)
+            _require(x, domain, size.expr * prod(others), what)
         else:
-            numbers[0] = int(sizes[0])
+            numbers[symbol] = int(size)
     unknown = [k for k, size in enumerate(numbers) if size == -1]
     least_first = 1 if unknown else 0  # with a first size of 0, -1 could be any size
     if len(unknown) > 1 or any(size < (1 if k else least_first) for k, size in enumerate(numbers) if k not in unknown):

@@ -185,8 +185,8 @@ def getitem(input: TensorView, key: Any) -> TensorView:
                 if each != slice(None):
                     input = ops.slice(input, at, each.start, each.stop, 1 if each.step is None else each.step)
                 at += 1
-            elif isinstance(each, int):
-                input = ops.select(input, at, each)
+            elif isinstance(each, int | Size):
+                input = ops.select(input, at, int(each))
             else:
                 raise ShapeError(f"a traced tensor is indexed by integers, slices, None and tensors of integers, got {each!r}")
     return input

@@ -136,9 +136,12 @@ _VERSION = 1
 
 
 def save_safetensors(
-    tensors: Mapping[str, JaggedTensor | Tensor], path: str | PathLike[str], *, metadata: Mapping[str, str] | None = None
+    tensors: Mapping[str, JaggedTensor | KeyedJaggedTensor | Tensor],
+    path: str | PathLike[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes ragged and plain tensors to a safetensors file; `metadata` is stored with them.
+    """Writes ragged, keyed and plain tensors to a safetensors file; `metadata` is stored with them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -153,9 +156,16 @@ def save_safetensors(
     structures: list[Structure] = []
     forms: list[list[dict[str, Any]]] = []
     ragged: dict[str, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
+    keyed: dict[str, dict[str, Any]] = {}
+    for name, each in tensors.items():
         if name.startswith(f"{_KEY}."):
             raise CallError(f"save_safetensors: names that begin with {_KEY!r} and a dot are reserved, got {name!r}")
+        tensor: Any = each
+        if isinstance(each, KeyedJaggedTensor):
+            keyed[name] = {"keys": each.keys(), "rows_per_key": each.rows_per_key}
+            if each.weights is not None:
+                entries[f"{_KEY}.weights.{name}"] = each.weights
+            tensor = each.flat
         if isinstance(tensor, JaggedTensor):
             number = next((k for k, known in enumerate(structures) if known is tensor.structure), len(structures))
             if number == len(structures):
@@ -166,8 +176,8 @@ def save_safetensors(
         elif isinstance(tensor, Tensor):
             entries[name] = tensor
         else:
-            raise CallError(f"save_safetensors: {name!r} is a {type(tensor).__name__}, not a JaggedTensor or a tensor")
-    about = {"version": _VERSION, "structures": forms, "tensors": ragged}
+            raise CallError(f"save_safetensors: {name!r} is a {type(tensor).__name__}, not a ragged, keyed or plain tensor")
+    about = {"version": _VERSION, "structures": forms, "tensors": ragged, "keyed": keyed}
     try:
         library.save_file(_own_memory(entries), path, metadata={**(metadata or {}), _KEY: json.dumps(about)})
     except KeyError as error:
@@ -175,7 +185,9 @@ def save_safetensors(
         raise DtypeError(f"save_safetensors: safetensors has no dtype for {error}: convert the values first") from error
 
 
-def load_safetensors(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> dict[str, JaggedTensor | Tensor]:
+def load_safetensors(
+    path: str | PathLike[str], *, device: torch.device | str = "cpu"
+) -> dict[str, JaggedTensor | KeyedJaggedTensor | Tensor]:
     """The tensors of a file that `save_safetensors` wrote, or the plain tensors of any other safetensors file.
 
     >>> load_safetensors("nowhere.safetensors")  # doctest: +ELLIPSIS
@@ -204,12 +216,19 @@ def load_safetensors(path: str | PathLike[str], *, device: torch.device | str = 
     # Moved only now: checks on the CPU are one pass each.
     found = {name: ragged.get(name, tensor) for name, tensor in entries.items() if not name.startswith(f"{_KEY}.")}
     moved = {id(structure): structure.to(device) for structure in structures}
-    return {
-        name: JaggedTensor(each.values.to(device), moved[id(each.structure)], hints=each.hints)
-        if isinstance(each, JaggedTensor)
-        else each.to(device)
-        for name, each in found.items()
-    }
+
+    def placed(name: str, each: JaggedTensor | Tensor) -> JaggedTensor | KeyedJaggedTensor | Tensor:
+        if not isinstance(each, JaggedTensor):
+            return each.to(device)
+        rows = JaggedTensor(each.values.to(device), moved[id(each.structure)], hints=each.hints)
+        form = about.get("keyed", {}).get(name)
+        if form is None:
+            return rows
+        weights = entries.get(f"{_KEY}.weights.{name}")
+        weights = None if weights is None else weights.to(device)
+        return load_keyed(tuple(form["keys"]), rows, weights, tuple(form["rows_per_key"]))
+
+    return {name: placed(name, each) for name, each in found.items()}
 
 
 def _put_structure(structure: Structure, name: str, entries: dict[str, Tensor]) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ import torch.multiprocessing as multiprocessing
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from serrate import load_safetensors, save_safetensors
+from serrate import keyed, load_safetensors, save_safetensors
 from serrate.errors import CallError, DtypeError, FormatError, SerrateError, ShapeError, StructureError
-from serrate.tensor import JaggedTensor, Structure
+from serrate.tensor import JaggedTensor, KeyedJaggedTensor, Structure
 from serrate.tensor.interop.saving import load_rows, load_structure, load_tensor
 from serrate.tensor.rows import rows_of
 from tests.tensor.compositions import ALL_DTYPES, Sample, numbered, samples
@@ -185,6 +185,24 @@ def test_files_load_onto_a_device(tmp_path: Path) -> None:
     assert found["x"].max_length == 2
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("same_batch", [False, True])
+def test_keyed_tensors_in_safetensors(tmp_path: Path, weighted: bool, same_batch: bool) -> None:
+    rows = {"user": [[4, 1], [2], []], "item": [[7], [], [0]] if same_batch else [[7]]}
+    weights = {key: [[0.5 * k for k, _ in enumerate(row)] for row in each] for key, each in rows.items()} if weighted else None
+    batch = keyed(rows, weights=weights, same_batch=same_batch)
+    save_safetensors({"features": batch, "labels": torch.ones(3)}, tmp_path / "x")
+    found = load_safetensors(tmp_path / "x")
+    again = found["features"]
+    assert isinstance(again, KeyedJaggedTensor) and set(found) == {"features", "labels"}
+    assert again.keys() == batch.keys() and again.rows_per_key == batch.rows_per_key
+    assert {key: again[key].tolist() for key in again} == rows
+    if weights is None:
+        assert again.weights is None
+    else:
+        assert {key: again.weights_of(key).tolist() for key in again} == weights
+
+
 def test_plain_files_of_safetensors(tmp_path: Path) -> None:
     safetensors.save_file({"x": torch.arange(3)}, tmp_path / "x")
     found = load_safetensors(tmp_path / "x")
@@ -195,7 +213,7 @@ def test_wrong_names_and_files(tmp_path: Path) -> None:
     jt, path = JaggedTensor.from_lengths(torch.zeros(3), [1, 2]), tmp_path / "x"
     with pytest.raises(CallError, match="names that begin with 'serrate' and a dot are reserved"):
         save_safetensors({"serrate.0": jt}, path)
-    with pytest.raises(CallError, match="'x' is a list, not a JaggedTensor or a tensor"):
+    with pytest.raises(CallError, match="'x' is a list, not a ragged, keyed or plain tensor"):
         save_safetensors({"x": [1]}, path)  # type: ignore[dict-item]
     with pytest.raises(CallError, match="the metadata key 'serrate' is reserved"):
         save_safetensors({"x": jt}, path, metadata={"serrate": ""})
