@@ -209,9 +209,11 @@ class IndexPrinter:
         return here.substitute(next_), further
 
     def pointer(self, tensor: Tensor, index: Sequence[Expr], lanes: Lanes) -> tuple[str, set[Lane]]:
-        """A pointer block: the part without lanes first, so that lanes add small offsets to one base. The outermost of three lanes
-        is added last: a thread holds all of its positions, whose offsets differ by constants, and LLVM leaves these in the
-        instructions that access memory only if nothing else is added to them."""
+        """A pointer block: the part without lanes first, so that lanes add small offsets to one base.
+
+        The outermost of three lanes is added last: a thread holds all of its positions, whose offsets differ by constants, and
+        LLVM leaves these in the instructions that access memory only if nothing else is added to them.
+        """
         place = place_of(tensor, index)
         terms = place.terms if isinstance(place, Sum) else ((place, 1),)
         base: Expr = const(place.constant if isinstance(place, Sum) else 0)
