@@ -70,9 +70,9 @@ class Target:
     """Warps per program, on a GPU."""
     threads: int
     """Threads per program of the plan that is being made; 0 on a CPU, and where nothing depends on them."""
-    rows_at_once: int
-    """Positions of a row that these threads read at once, each of them as much as one load takes: each thread keeps statistics of
-    its own ones until the row is done. 0 where threads combine them in every block."""
+    at_once: int
+    """How many positions of a row these threads read at once, if each of them keeps statistics of its own ones until the row is
+    done; 0 where threads combine them in every block."""
     stages: int
     """Blocks of a row that a program which only reduces it keeps in flight, on a GPU."""
     tables: bool
@@ -120,7 +120,7 @@ CPU = Target(
     factors_blocks=False,
     warps=1,
     threads=0,
-    rows_at_once=0,
+    at_once=0,
     stages=1,
     tables=False,
     folds=False,
@@ -158,7 +158,7 @@ GPU = Target(
     factors_blocks=True,
     warps=4,
     threads=0,
-    rows_at_once=0,
+    at_once=0,
     stages=3,
     tables=True,
     folds=True,

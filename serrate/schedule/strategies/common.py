@@ -536,23 +536,26 @@ def with_threads(program: TileProgram, target: Target, warps: int | None, *, sma
 
 
 def by_threads(target: Target, shapes: Sequence[Shape]) -> Target:
-    """The target in whose blocks each thread keeps statistics of the positions that it reads: if rows have statistics for each of
-    their columns, such as those of a softmax. Combined in every block, they take exchanges and a barrier before the next load can
-    be used. (Softmax of 16 bits: 494 instructions for 64 elements of a thread instead of 605.)"""
-    found = [s for s in shapes if _has_statistics_of_columns(s)]
+    """The target in whose blocks each thread keeps statistics of the positions that it reads: if rows of features have statistics
+    for each column, or rows of numbers have some, such as those of a softmax. Combined in every block, they take exchanges and a
+    barrier before the next load can be used. (Softmax of 16 bits: 495 instructions for 64 elements of a thread, not 607.)"""
+    found = [s for s in shapes if _has_statistics_by_position(s)]
     # Scans run over one lane, and all phases over rows take the same ones.
     if not target.threads or not found or any(s.is_product or goes_in_order(s.leaf) for s in shapes):
         return target
+    if not any(s.regular for s in shapes if s.own_rows):
+        # Rows of numbers begin anywhere in memory, so that a thread loads one number at a time.
+        return replace(target, at_once=target.threads)
     itemsize = max(read.dtype.itemsize for s in found for v in s.leaf.values for read in v.reads)
-    columns = max(width(s, target) for s in found)
-    return replace(target, rows_at_once=target.threads * LOADED // (itemsize * columns))
+    return replace(target, at_once=target.threads * LOADED // (itemsize * max(width(s, target) for s in found)))
 
 
-def _has_statistics_of_columns(shape: Shape) -> bool:
-    leaf, columns = shape.leaf, [d for d in shape.regular if d.uid not in shape.reduced]
-    if not isinstance(leaf, Accumulate) or leaf.merge or not shape.reduces_rows or not columns:
+def _has_statistics_by_position(shape: Shape) -> bool:
+    """Whether a phase reduces rows to statistics that no two columns share."""
+    leaf = shape.leaf
+    if not isinstance(leaf, Accumulate) or leaf.merge or not shape.reduces_rows or goes_in_order(leaf):
         return False
-    return leaf.reduction.in_block is not None and columns[-1] is shape.regular[-1] and not goes_in_order(leaf)
+    return leaf.reduction.in_block is not None and not any(d.uid in shape.reduced or d.is_ragged for d in shape.regular)
 
 
 def _of_sixteen_bits(shapes: Sequence[Shape]) -> bool:
@@ -631,7 +634,7 @@ def _lines(shapes: Sequence[Shape]) -> set[int]:
 def _schedule_rows(
     recorder: Recorder, shape: Shape, target: Target, rows: RowLoops, block: int | None, outer: frozenset[int]
 ) -> None:
-    phase, at_once = shape.phase, target.rows_at_once
+    phase, at_once = shape.phase, target.at_once
     grid, serial, own = rows.per_row(recorder, shape, block)
     is_split = block is not None and 1 < at_once < block and len(own) == 1
     if is_split:
