@@ -625,6 +625,11 @@ GPU_CALLS = [
     ),
     *_of(
         "serrate/schedule/short_rows.py",
+        ("tests/schedule/test_short_rows.py", "-k", "sixteen_bits"),
+        ("    pairs += [(t, used.get(t.name)) for phase in short for t in phase.writes]\n", ""),
+    ),
+    *_of(
+        "serrate/schedule/short_rows.py",
         ("tests/engine/test_routing.py", "-k", "sums_of_short_rows"),
         ("rows[-1].body, finishes=finishes)", "rows[-1].body)"),
     ),
