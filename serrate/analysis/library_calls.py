@@ -31,7 +31,6 @@ from serrate.ir.tile import Accumulate, Library, Store, TileProgram, chain, writ
 from serrate.ir.values import (
     Call,
     Constant,
-    Place,
     Places,
     Position,
     Read,
@@ -41,8 +40,8 @@ from serrate.ir.values import (
     call,
     carried_dtype,
     constant,
+    moved_to,
     read,
-    reindex,
     rewrite,
 )
 
@@ -121,14 +120,10 @@ class _Definitions:
                 leaf = self.sums.get(v.tensor)
                 strange = strange or leaf is None or v is not _read(v.tensor, leaf)
                 return None
-            moved = dict[int, IterDomain | None]()
-            for own, at in zip(store.index, v.index, strict=True):
-                if own is None or isinstance(at, Place):
-                    strange = True
-                    return None
-                moved[own.uid] = at
             stored = store.value if store.value.dtype == v.dtype else call("cast", store.value, dtype=v.dtype)
-            return rewrite(reindex(stored, moved), change)
+            moved = None if any(own is None for own in store.index) else moved_to(stored, store.index, v.index)
+            strange = strange or moved is None
+            return None if moved is None else rewrite(moved, change)
 
         made = rewrite(value, change)
         return None if strange else made

@@ -217,6 +217,17 @@ class IterDomain:
         return "" if self.parallel is ParallelType.SERIAL else f".{self.parallel.value}"
 
 
+def origins(domain: IterDomain) -> set[int]:
+    """A domain and all that it is made from, by uid. Domains with a common origin are connected by transforms."""
+    found, pending = set[int](), [domain]
+    while pending:
+        each = pending.pop()
+        if each.uid not in found:
+            found.add(each.uid)
+            pending += each.definition.inputs if each.definition is not None else ()
+    return found
+
+
 def shape_text(domains: Sequence[IterDomain], sizes: Mapping[Symbol, int] | None = None) -> str:
     """The shape of a tensor over `domains` as users see it, for messages: `(B, r0, 64)`.
 

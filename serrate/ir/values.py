@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from serrate.errors import DtypeError
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, origins
 from serrate.ir.expr import INDEX, Expr, Symbol, const, key_part, symbol
 
 Index = tuple[IterDomain | None, ...]
@@ -432,8 +432,23 @@ def _reread(at: IterDomain | Place | None, change: Callable[[Value], Value]) -> 
     return replace(at, reads=tuple(map(change, at.reads))) if isinstance(at, Place) else at
 
 
+def moved_to(value: Value, own: Places, index: Places) -> Value | None:
+    """The element at `index`, given that the one at `own` is `value`; None if no domains give its place.
+
+    A base dim stands for the dims that a view makes of it, as long as these are read at themselves: `x[d0]` is row `r0` of
+    component `c0`. It has no name for another row of the same component.
+    """
+    pairs = [(d, at) for d, at in zip(own, index, strict=True) if isinstance(d, IterDomain)]
+    if any(isinstance(at, Place) for _, at in pairs):
+        return None
+    domains = {d.uid: at for d, at in pairs if not isinstance(at, Place)}
+    connected = set[int]().union(*(origins(d) for d, at in pairs if not isinstance(at, IterDomain) or at.uid != d.uid))
+    others = (d for d in domains_in(value) if d.uid not in domains)
+    return reindex(value, domains) if all(connected.isdisjoint(origins(d)) for d in others) else None
+
+
 def reindex(value: Value, domains: Mapping[int, IterDomain | None]) -> Value:
-    """`value` with domains replaced, by uid; used to inline a producer into its reader."""
+    """`value` with domains replaced, by uid. To inline a producer into its reader, see `moved_to`."""
 
     def change(v: Value) -> Value | None:
         if isinstance(v, Read):

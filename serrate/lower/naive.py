@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from serrate.ir.domains import IterDomain
+from serrate.ir.domains import IterDomain, origins
 from serrate.ir.fusion import Definition
 from serrate.ir.tile import SERIAL, Leaf, Phase, Store, TileProgram, nest
 from serrate.ir.values import Call, Place, Places, Read, Role, Tensor, Value, call, rewrite
@@ -78,17 +78,6 @@ def base_index(element: Read) -> Places | None:
 def _unmoved(domain: IterDomain, view: Tensor, index: Places) -> bool:
     """Whether every dim of the view that transforms connect to `domain` is read at itself. Dims made from the same domain are
     connected too, such as rows and a dim that merges their positions with another dim."""
-    origins = _origins(domain)
+    connected = origins(domain)
     moved = (own for own, at in zip(view.logical, index, strict=True) if not isinstance(at, IterDomain) or at.uid != own.uid)
-    return all(origins.isdisjoint(_origins(own)) for own in moved)
-
-
-def _origins(domain: IterDomain) -> set[int]:
-    """A domain and all that it is made from, by uid."""
-    found, pending = set[int](), [domain]
-    while pending:
-        each = pending.pop()
-        if each.uid not in found:
-            found.add(each.uid)
-            pending += each.definition.inputs if each.definition is not None else ()
-    return found
+    return all(connected.isdisjoint(origins(own)) for own in moved)

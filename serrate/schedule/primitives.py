@@ -39,7 +39,7 @@ from serrate.ir.tile import (
     walk,
     written_at,
 )
-from serrate.ir.values import Call, Index, Place, Places, Read, Role, Tensor, Value, read, reindex, rounding_of
+from serrate.ir.values import Call, Index, Place, Places, Read, Role, Tensor, Value, moved_to, read, reindex, rounding_of
 from serrate.schedule import block_loops, cutting, partitions, pivots, short_rows, statistics, weighted_sums
 from serrate.schedule.block_loops import find, loop_named, loop_replaced, swap
 from serrate.schedule.hand import check_no_rows, check_order, check_partition, check_resize, check_swizzle
@@ -363,13 +363,12 @@ def inline(program: TileProgram, tensor: str) -> TileProgram:
         if isinstance(value, Read) and value.tensor.memory is target:
             if value.tensor is not target:
                 raise ScheduleError(f"{tensor} is read through a view whose index mapping is unknown; it must be stored")
-            moved: dict[int, IterDomain | None] = {}
-            for own, at in zip(definition.index, value.index, strict=True):
-                if isinstance(at, Place):
-                    raise ScheduleError(f"{tensor} is read at a computed index, which may be out of bounds; it must be stored")
-                if own is not None:
-                    moved[own.uid] = at
-            return reindex(definition.value, moved)
+            if any(isinstance(at, Place) for at in value.index):
+                raise ScheduleError(f"{tensor} is read at a computed index, which may be out of bounds; it must be stored")
+            found = moved_to(definition.value, definition.index, value.index)
+            if found is None:
+                raise ScheduleError(f"{tensor} is read at other rows than those that its definition reads; it must be stored")
+            return found
         return None
 
     phases = [

@@ -105,16 +105,16 @@ def _rows_first(whole: TileProgram, pieces: TileProgram, lists: list[IterDomain]
 
 
 def _with_temporaries_of(whole: TileProgram, others: Mapping[str, Phase]) -> TileProgram:
-    """The program, with every temporary that another phase stores replaced by that phase's tensor: each plan creates its own
-    tensor for the same temporary."""
+    """The program, with every temporary that another phase stores or reads replaced by that phase's tensor: each plan creates its
+    own tensor for the same temporary."""
     stored = {tensor.name: tensor for phase in others.values() for tensor in phase.writes}
-    read = {t.memory.name: t.memory for phase in whole.phases if phase.name not in others for t in phase.reads}
-    for name, tensor in read.items():
-        made = stored.get(name, tensor)
-        if made is tensor:
-            continue
+    used = {t.memory.name: t.memory for phase in others.values() for t in phase.reads}
+    short = [phase for phase in whole.phases if phase.name not in others]
+    pairs = [(t.memory, stored.get(t.memory.name)) for phase in short for t in phase.reads]
+    pairs += [(t, used.get(t.name)) for phase in short for t in phase.writes]
+    for tensor, made in {t: made for t, made in pairs if made is not None and made is not t}.items():
         if (made.dtype, made.logical, made.storage, made.role) != (tensor.dtype, tensor.logical, tensor.storage, tensor.role):
-            raise ScheduleError(f"{name} is stored differently for short rows and for long ones")
+            raise ScheduleError(f"{tensor.name} is stored differently for short rows and for long ones")
         whole = with_tensor(whole, tensor, made)
     return whole
 

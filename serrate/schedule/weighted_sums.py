@@ -37,6 +37,7 @@ from serrate.ir.values import (
     constant,
     domains_in,
     extent,
+    moved_to,
     read,
     reindex,
 )
@@ -109,7 +110,8 @@ def _recognised(program: TileProgram, phase: Phase, leaf: Accumulate) -> _Weight
             weighing = total.reduction.weighing if isinstance(total, Accumulate) else None
             if not isinstance(total, Accumulate) or weighing is None or len(total.over) != 1 or total.merge:
                 continue
-            factored = _split(_moved(weights, stored), total, weighing, along)
+            moved = _moved(weights, stored)
+            factored = None if moved is None else _split(moved, total, weighing, along)
             if factored is not None:
                 return _WeightedSum(statistics, weights, factored[0], weighing, other, *factored[1:])
     raise ScheduleError(f"phase {phase.name} is not a sum of values times the weights of a reduction")
@@ -146,14 +148,11 @@ def _stored(program: TileProgram, element: Read) -> Phase | None:
     return None
 
 
-def _moved(weights: Phase, element: Read) -> Value:
-    """The stored value, at the domains at which it is read."""
+def _moved(weights: Phase, element: Read) -> Value | None:
+    """The stored value, at the domains at which it is read, if these give its place."""
     found = chain(weights)
     assert found is not None and isinstance(found[1], Store)
-    pairs = zip(found[1].index, element.index, strict=True)
-    return reindex(
-        found[1].value, {own.uid: at for own, at in pairs if own is not None and (at is None or isinstance(at, IterDomain))}
-    )
+    return moved_to(found[1].value, found[1].index, element.index)
 
 
 def _split(

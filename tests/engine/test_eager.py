@@ -98,7 +98,7 @@ SPELLINGS: dict[str, Function] = {
     "max along": lambda x: x.max(-1).values,
     "min along": lambda x: torch.min(x, dim=-1, keepdim=True).indices,
     "max of two": lambda x: torch.max(x, x * 2),
-    "aminmax": lambda x: torch.aminmax(x, dim=-1)[0],
+    "aminmax": lambda x: torch.aminmax(x, dim=-1).max - x.aminmax(dim=-1).min,
     "argmax": lambda x: x.argmax(-1),
     "count_nonzero": lambda x: torch.relu(x).count_nonzero(-1),
     "any": lambda x: (x > 1).any(-1),

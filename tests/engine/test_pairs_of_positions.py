@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 from serrate import JaggedTensor, jit
 
@@ -53,6 +54,43 @@ def test_gradients_of_pairs(backend: str) -> None:
     values = features().values.requires_grad_()
     torch.stack([(r[:, None] - r[None]).square().sum() for r in values.split(LENGTHS)]).sum().backward()
     torch.testing.assert_close(x.grad.values, values.grad, rtol=1e-4, atol=1e-4)
+
+
+PACKED: dict[str, tuple[Callable[[Any], Any], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "some columns by others": (lambda x: x[:, :, :17] @ x[:, :, 20:37].transpose(1, 2), lambda r: r[:, :17] @ r[:, 20:37].T),
+    "columns by themselves": (lambda x: x[:, :, 1:] @ x[:, :, 1:].transpose(1, 2), lambda r: r[:, 1:] @ r[:, 1:].T),
+    "packed queries, keys and values": (
+        lambda x: functional.scaled_dot_product_attention(
+            *(x.unflatten(2, (3, 1, 13)).select(2, k).transpose(1, 2) for k in range(3))
+        ).transpose(1, 2),
+        lambda r: functional.scaled_dot_product_attention(*r.unflatten(1, (3, 1, 13)).permute(1, 2, 0, 3)).transpose(0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", PACKED)
+def test_products_of_parts_of_the_same_rows(name: str, dtype: torch.dtype, backend: str) -> None:
+    """Both operands of a product are read from one tensor: one at the rows of the result, the other at its columns."""
+    ours, of_row = PACKED[name]
+    x = JaggedTensor.from_lengths(torch.randn(26, 39, generator=torch.Generator().manual_seed(0)).to(dtype), [5, 0, 20, 1])
+    found = jit(ours, backend=backend)(x)
+    for own, row in zip(found.unbind(), x.unbind(), strict=True):
+        torch.testing.assert_close(own.double(), of_row(row.double()), rtol=2e-2, atol=1e-4 if dtype == torch.float32 else 6e-2)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_products_of_rows_of_a_table(backend: str) -> None:
+    numbers, table = JaggedTensor.from_lengths(torch.arange(26) % 7, [5, 0, 20, 1]), torch.randn(7, 16)
+
+    @jit(backend=backend)
+    def similarities(numbers: Any, table: Any) -> Any:
+        rows = functional.embedding(numbers, table)
+        return rows @ rows.transpose(1, 2)
+
+    for own, row in zip(similarities(numbers, table).unbind(), numbers.unbind(), strict=True):
+        torch.testing.assert_close(own, table[row] @ table[row].T)
 
 
 def test_pairs_of_a_dense_dim() -> None:

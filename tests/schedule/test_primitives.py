@@ -94,6 +94,21 @@ def test_delay() -> None:
     assert [p.name for p in moved.phases] == ["T3", "T5", "T6"]
 
 
+def test_inline_only_where_the_readers_index_gives_the_place() -> None:
+    """Every row times every row: what is stored for row `r0` of a component is read at its row `r1` too."""
+    with Fusion("f") as f:
+        x, offsets = f.input((None, 2, 4), torch.float32), f.input((None,), torch.int64)
+        rows = ops.as_nested(x, offsets)
+        first, second = (ops.select(rows, 2, k) for k in range(2))
+        f.output(ops.matmul(first, ops.transpose(second, 1, 2)))
+    made = stages(f)[0]
+    first_name, second_name = (p.name for p in made.phases[:2])
+    inlined = Plan("test", (Step("inline", (first_name,)),)).apply(made)
+    assert [p.name for p in inlined.phases] == [p.name for p in made.phases[1:]]
+    with pytest.raises(ScheduleError, match=f"{second_name} is read at other rows than those that its definition reads"):
+        Plan("test", (Step("inline", (second_name,)),)).apply(made)
+
+
 def test_gather() -> None:
     # T4 needs T3 and T5 needs T4; T6 is the input itself, doubled.
     assert [p.name for p in after(Step("gather", ("T3", "T6"))).phases] == ["T3", "T6", "T4", "T5"]

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serrate import ir, ops
+from serrate import JaggedTensor, ir, jit, ops
 from serrate.ir.expr import Array, const, symbol
 from serrate.ir.ragged_transforms import lists_long_rows, ordered
 from serrate.ir.tile import LANES, ByLength, Loop, statements
@@ -161,6 +161,21 @@ def test_short_rows_beside_work_that_is_not_by_rows() -> None:
     torch.testing.assert_close(sums, torch.stack([row.sum(0) for row in values.split(lengths)]))
     torch.testing.assert_close(total, values.sum(0))
     assert torch.equal(doubled, values * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_products_read_what_short_rows_leave_in_sixteen_bits(dtype: torch.dtype) -> None:
+    """A running sum rounded once for the product that reads it: each plan makes its own tensor for the rounded numbers."""
+
+    def attended(x: Any, transposed: Any, softmax: Any) -> Any:
+        return softmax(x.cumsum(-2) @ transposed / 9) @ x
+
+    x = torch.randn(75, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = JaggedTensor.from_lengths(x, [5, 0, 69, 1])
+    program = jit(lambda x: attended(x, x.transpose(1, 2), lambda y: torch.softmax(y, 2)), backend="triton")
+    for own, row in zip(program(rows).unbind(), rows.double().unbind(), strict=True):
+        wanted = attended(row, row.T, lambda y: torch.softmax(y, 1))
+        torch.testing.assert_close(own.double(), wanted, rtol=1e-3, atol=1e-3 if dtype == torch.float32 else 1e-1)
 
 
 Several = Callable[[Any, Any], tuple[Any, ...]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,8 +52,15 @@ def amin(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> T
     return ops.amin(input, dim, keepdim)
 
 
-def aminmax(input: TensorView, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorView, TensorView]:
-    return ops.amin(input, dim, keepdim), ops.amax(input, dim, keepdim)
+class MinMax(NamedTuple):
+    """Like the named tuple of `torch.aminmax`."""
+
+    min: TensorView
+    max: TensorView
+
+
+def aminmax(input: TensorView, *, dim: int | None = None, keepdim: bool = False) -> MinMax:
+    return MinMax(ops.amin(input, dim, keepdim), ops.amax(input, dim, keepdim))
 
 
 def any(input: TensorView, dim: Dims | None = None, keepdim: bool = False) -> TensorView:
