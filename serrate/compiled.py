@@ -254,8 +254,10 @@ class Compiled:
             call.hints = hints[1]
         if self._whole is None:
             return self._run_staged(call, finish, hints)
-        results = None if hints is not None or self.fusion.index_checks else self._whole.outlined(call)
-        return self._run_whole(call, finish, hints, again=False) if results is None else finish(results)
+        results = self._whole.outlined(call) if hints is None else None
+        if results is None:
+            return self._run_whole(call, finish, hints, again=False)
+        return self._finished(call, results, finish)
 
     def once(
         self,

@@ -188,6 +188,26 @@ def kernels() -> None:
         repeated(example(name).jagged, wanted, 8)
 
 
+def lookups() -> None:
+    """Rows of a table at ragged indices, which are checked on the device."""
+    table = torch.randn(50, 4, device="cpu")
+    device, f = there(table), serrate.jit(lambda ids, table: functional.embedding(ids, table))
+    for is_warm, own in itertools.product((False, True), lengths()):
+        ids = torch.randint(50, (sum(own),), device="cpu")
+        other_launches[0] = 0
+        found = f(ragged(ids, own), device)
+        assert not (is_warm and other_launches[0]), f"{own}: {other_launches[0]} launches without host code"
+        assert torch.equal(here(found).values, table[ids])
+    wrong = ragged(torch.tensor([3, 50, 2], device="cpu"), [1, 2])
+    try:
+        f(wrong, device)
+        serrate.wait_for_checks()
+    except IndexError as error:
+        assert "50" in str(error), error
+    else:
+        raise AssertionError("an index out of range was not reported")
+
+
 def routing() -> None:
     """Several stages, whose offsets are computed."""
 
@@ -210,7 +230,8 @@ def routing() -> None:
 PROGRAMS: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (
-        sums, softmax, layer_norm, pointwise, products, attention, two_tensors, changed_offsets, nested, routing, kernels,
+        sums, softmax, layer_norm, pointwise, products, attention,
+        two_tensors, changed_offsets, nested, lookups, routing, kernels,
     )
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ PROGRAMS = (
     "sums softmax",
     "layer_norm pointwise products",
     "attention two_tensors changed_offsets",
-    "nested routing kernels",
+    "nested lookups routing kernels",
 )  # fmt: skip
 
 
