@@ -30,7 +30,8 @@ from serrate.ir.tile import TileProgram
 from serrate.ir.traversal import arrays_of
 from serrate.ir.values import Tensor
 from serrate.lower.stages import stages
-from serrate.runtime.bind import NOTHING_KNOWN, Binder, BoundCall, KnownRows
+from serrate.runtime.arguments import NOTHING_KNOWN, BoundCall, KnownRows
+from serrate.runtime.bind import Binder
 from serrate.runtime.dispatch import Binding, CallLeaves, Key, Leaves, Prepared, Seen, bound, key_of, refuse_capture, remember
 from serrate.runtime.indices import require_inside
 from serrate.runtime.launch import CppExecutable, TensorExecutable, load_together

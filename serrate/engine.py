@@ -26,8 +26,8 @@ from serrate.lower.passes.join_launches import join_launches
 from serrate.lower.pipeline import lower
 from serrate.modes import is_deterministic
 from serrate.runtime import memory
+from serrate.runtime.arguments import Arguments, ArraysReader, BoundCall
 from serrate.runtime.arrays import symbols_of
-from serrate.runtime.bind import Arguments, ArraysReader, BoundCall
 from serrate.runtime.compiler import find_compiler
 from serrate.runtime.dispatch import Prepared, profiled
 from serrate.runtime.host_code import Allocated, HostCode

@@ -35,8 +35,9 @@ from serrate.ir.tile import Library, TileProgram
 from serrate.ir.values import Read, Tensor
 from serrate.modes import is_batch_invariant, is_deterministic
 from serrate.runtime import library
+from serrate.runtime.arguments import BoundCall, Number
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Binder, BoundCall, Number
+from serrate.runtime.bind import Binder
 from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import Executable, device_workers
 from serrate.runtime.outlined import OutlinedProgram

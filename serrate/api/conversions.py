@@ -27,7 +27,7 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.partition import partition
 from serrate.ir.values import Place, index_of
 from serrate.ir.view import TensorView
-from serrate.runtime.bind import KnownRows
+from serrate.runtime.arguments import KnownRows
 from serrate.runtime.results import remember_rows
 from serrate.schedule.heuristic import SHARES
 from serrate.schedule.target import GPU

@@ -37,7 +37,7 @@ from serrate.frontend.python_objects import WeakMethod
 from serrate.frontend.specialise import Specialised, changing
 from serrate.frontend.trace import BY_VALUE, FusionInputs, StructureNumbers, TracedFunction, described, trace
 from serrate.ir.view import TensorView
-from serrate.runtime.bind import KnownRows
+from serrate.runtime.arguments import KnownRows
 from serrate.runtime.dispatch import (
     Binding,
     CallLeaves,

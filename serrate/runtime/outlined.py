@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from serrate.runtime.bind import BoundCall, SimpleChecks, known_total
+from serrate.runtime.arguments import BoundCall, known_total
+from serrate.runtime.bind import SimpleChecks
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.jagged import trusted
 from serrate.tensor.structure import Ahead

@@ -27,8 +27,9 @@ from serrate.ir.ragged_transforms import product
 from serrate.ir.storage import storage_of
 from serrate.ir.transforms import merge
 from serrate.ir.view import TensorView
+from serrate.runtime.arguments import BoundCall, KnownRows, known_key, known_total, structure_key
 from serrate.runtime.arrays import remembered
-from serrate.runtime.bind import Binder, BoundCall, KnownRows, known_key, known_total, structure_key
+from serrate.runtime.bind import Binder
 from serrate.runtime.outlined import OutlinedResult
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.checks.validate import Validate

@@ -18,7 +18,7 @@ import torch
 from serrate.errors import DeviceError
 from serrate.frontend.kernel.machine import BlockSize
 from serrate.ir.values import Tensor
-from serrate.runtime.bind import Arguments, BoundCall
+from serrate.runtime.arguments import Arguments, BoundCall
 from serrate.runtime.dispatch import Doubles, doubles_on
 from serrate.tensor import JaggedTensor, Structure
 from serrate.tensor.hints import NO_HINTS, Hints

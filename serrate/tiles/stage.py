@@ -23,7 +23,7 @@ from serrate.ir.loops import Block, Declare, Dot, Load, LoopProgram, Write, map_
 from serrate.ir.tile import Statement, TileProgram, inner, statements, with_inner
 from serrate.ir.values import Call, Tensor, Value, rewrite
 from serrate.modes import is_deterministic
-from serrate.runtime.bind import BoundCall, known_variation
+from serrate.runtime.arguments import BoundCall, known_variation
 from serrate.runtime.dispatch import Binding, Doubles, Leaves, Prepared, bound, remember
 from serrate.runtime.launch import Executable
 from serrate.runtime.results import Result

@@ -18,7 +18,7 @@ import torch
 
 from serrate.frontend.kernel.tunables import Fragment
 from serrate.frontend.leaves import Leaf, leaves_of, mapped
-from serrate.runtime.bind import known_variation
+from serrate.runtime.arguments import known_variation
 from serrate.schedule.target import CPU
 from serrate.tensor import JaggedTensor
 from serrate.tensor.hints import NO_HINTS, Hints

@@ -23,10 +23,13 @@ emulated_device.install()
 
 import serrate  # noqa: E402
 from benchmarks.examples import example  # noqa: E402
-from serrate import JaggedTensor, ops  # noqa: E402
+from serrate import JaggedTensor, ir, ops  # noqa: E402
+from serrate.codegen.triton.derived import can_derive  # noqa: E402
+from serrate.ir.recipes import Owners, RunningSum  # noqa: E402
 from serrate.runtime import triton as runtime  # noqa: E402
 
 Rows = list[Tensor]
+PIECE = 16
 other_launches: list[int] = [0]
 """How often a program or a derivation was launched in another way than by host code."""
 
@@ -164,6 +167,32 @@ def changed_offsets() -> None:
             torch.testing.assert_close(here(f(x)), torch.stack([row.sum(0) for row in values.split(own)]))
 
 
+def derivations() -> None:
+    """Arrays that are derived from offsets: in one launch, or, of many rows, in several."""
+    with ir.Fusion("program") as f:
+        x, bounds = f.input((None, 2), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.softmax(ops.as_nested(x, bounds), 1))
+    program = f.compile("triton", "persistent_dynamic", chunk=PIECE, tile=8)
+    for own in ([0, 40, 3, 0, 16, 100, 1], [5], [1] * 1100 + [33], [17] * 5 + [3] * 5000 + [40] * 4):
+        offsets = there(torch.tensor([0, *itertools.accumulate(own)], device="cpu"))
+        call = program.binder.bind((there(torch.ones(sum(own), 2, device="cpu")), offsets))
+        stage: Any = program.stages[0]
+        wanted = [a for a in stage.prepared(call).executable.program.arrays if can_derive(a)]
+        derivation = runtime.Derivation(wanted, tuple(program.binder.symbols))
+        pieces = [-(-n // PIECE) if n > PIECE else 0 for n in own]
+        counts = [pieces, [min(n, 1) for n in pieces]]
+        for is_warm in (False, True):
+            other_launches[0] = 0
+            arrays = derivation([offsets], derivation.numbers(call.numbers), offsets.device)
+            assert is_warm == (not other_launches[0])
+            made = {a: here(arrays[k].tensor()).tolist() for a, k in zip(wanted, derivation.order, strict=True)}
+            sums = [made[a][: len(own) + 1] for a in wanted if isinstance(a.recipe, RunningSum)]
+            assert sums == [[0, *itertools.accumulate(each)] for each in counts], len(own)
+            tables = [made[a] for a in wanted if isinstance(a.recipe, Owners)]
+            for table, each in zip(tables, counts, strict=True):
+                assert table[: sum(each)] == [row for row, n in enumerate(each) for _ in range(n)], len(own)
+
+
 def nested() -> None:
     f = serrate.jit(lambda x: (x.sum(2), x.mean(dim=(1, 2))))
     draw = random.Random(5)
@@ -231,7 +260,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (
         sums, softmax, layer_norm, pointwise, products, attention,
-        two_tensors, changed_offsets, nested, lookups, routing, kernels,
+        two_tensors, changed_offsets, derivations, nested, lookups, routing, kernels,
     )
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from tests.runtime.on_fake_device import ROOT, needs_fake_device
 PROGRAMS = (
     "sums softmax",
     "layer_norm pointwise products",
-    "attention two_tensors changed_offsets",
+    "attention two_tensors changed_offsets derivations",
     "nested lookups routing kernels",
 )  # fmt: skip
 

@@ -15,7 +15,8 @@ import torch
 from serrate import JaggedTensor, Structure, fusion_stage, jit
 from serrate.engine import BuiltProgram, SizedProgram
 from serrate.fusion_stage import FusionStage
-from serrate.runtime.bind import Binder, BoundCall
+from serrate.runtime.arguments import BoundCall
+from serrate.runtime.bind import Binder
 from serrate.schedule.heuristic import RowStatistics, choose
 from serrate.schedule.target import CPU, GPU
 from tests.conftest import INTERPRETED

@@ -18,7 +18,7 @@ from serrate import JaggedTensor, engine, ir, ops, settings
 from serrate.compiled import Compiled
 from serrate.errors import CallError, SettingError
 from serrate.fusion_stage import FusionStage
-from serrate.runtime.bind import BoundCall
+from serrate.runtime.arguments import BoundCall
 from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import CppExecutable
 from serrate.schedule.plan import ORDERS, Plan
