@@ -16,7 +16,9 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import multiprocessing
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -68,8 +71,7 @@ def measured(name: str, dtype: str, distribution: str, options: Options) -> Cell
     cell = Cell(name, dtype, distribution)
     try:
         task = TASKS[name]
-        rows = max(task.rows // 16, 16) if options.quick else task.rows
-        work = task.make(data_of(task, distribution, dtype, DEVICE, rows=rows))
+        work = task.make(data_of(task, distribution, dtype, DEVICE, rows=_rows(task, options.quick)))
         runs, errors = _methods(name, work, options)
         limit, percent = _percents(work, runs, options.rounds)
         cell = replace(cell, limit_ms=limit, percent=percent, errors=errors)
@@ -107,6 +109,31 @@ def _methods(name: str, work: Work, options: Options) -> tuple[dict[str, Run], d
         else:
             runs[method] = run
     return runs, errors
+
+
+def compile_ahead(cells: Sequence[tuple[str, str, str]], options: Options) -> None:
+    """Calls serrate in every cell once, in several processes, so that the kernels are in the caches when they are timed. Each
+    process holds the data of one cell."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        done = pool.map(_called, cells, itertools.repeat(options.quick))
+        for _ in track(done, "compiling", len(cells), transient=True):
+            pass
+
+
+def _called(cell: tuple[str, str, str], quick: bool) -> None:
+    """Calls serrate in a cell, with and without known lengths. Whatever fails is reported by the cell."""
+    name, dtype, distribution = cell
+    with contextlib.suppress(Exception):
+        task = TASKS[name]
+        work = task.make(data_of(task, distribution, dtype, DEVICE, rows=_rows(task, quick)))
+        for told in (False, True) if work.ragged else (False,):
+            _ours(work, told)
+    _free()
+
+
+def _rows(task: GpuTask, quick: bool) -> int:
+    return max(task.rows // 16, 16) if quick else task.rows
 
 
 def _free() -> None:
@@ -257,6 +284,8 @@ def main(options: Options) -> bool:
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton}, {date.today()}"
     cells: list[Cell] = []
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.jobs > 1:
+        compile_ahead(wanted, options)
     for each in wanted:
         cell = measured(*each, options)
         cells.append(cell)

@@ -18,7 +18,8 @@ class UnknownName(ValueError):
 class Options:
     """The tasks, lengths and dtypes to run (all by default), how long to measure, and where to write results.
 
-    `patience`: the time limit in seconds for torch.compile per peer, if `compiled`.
+    `patience`: the time limit in seconds for torch.compile per peer, if `compiled`. `jobs`: how many processes compile what a GPU
+    runs before anything is timed.
     """
 
     rounds: int = 15
@@ -29,6 +30,7 @@ class Options:
     compiled: bool = True
     patience: float = 60.0
     out: Path = Path("build/benchmarks")
+    jobs: int = 1
 
 
 def chosen(option: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:

@@ -63,10 +63,13 @@ def bench(
     names: Annotated[list[str] | None, typer.Argument(help=f"any of {', '.join(BENCHMARKS)}; without a name, lists them")] = None,
     rounds: Annotated[int, typer.Option(help="timed rounds per cell", min=1)] = 15,
     only: Annotated[list[str] | None, typer.Option(help="a task to measure, such as softmax; repeatable")] = None,
-    lengths: Annotated[list[str] | None, typer.Option(help="uniform, exponential, bimodal or giant; repeatable")] = None,
+    lengths: Annotated[
+        list[str] | None, typer.Option(help="uniform, exponential, bimodal or giant (gpu: zipf, not bimodal); repeatable")
+    ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float32 or bfloat16; repeatable")] = None,
     compiled: Annotated[bool, typer.Option(help="also run peers under torch.compile, which compiles slowly")] = True,
     patience: Annotated[float, typer.Option(help="time limit in seconds for torch.compile per peer", min=1)] = 60.0,
+    jobs: Annotated[int, typer.Option(help="gpu: processes that compile everything before the first cell is timed", min=1)] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="little data and few rounds, to check that everything runs")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="list which peers are installed; measures and installs nothing")] = False,
     out: Annotated[Path, typer.Option(help="directory for JSON and plots")] = Path("build/benchmarks"),
@@ -88,7 +91,7 @@ def bench(
     settings.reload()
     kept = (tuple(only or ()), tuple(lengths or ()), tuple(dtype or ()))
     options = _load("options")
-    given = options.Options(rounds, quick, *kept, compiled, patience, out)
+    given = options.Options(rounds, quick, *kept, compiled, patience, out, jobs)
     try:
         # Every benchmark runs, even if an earlier one failed.
         right = [_load(name).main(given) for name in names]

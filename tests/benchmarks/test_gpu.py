@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,26 @@ def test_what_fails_is_in_the_table_and_ends_nothing(
     assert padded["percent"] == {"serrate": 100, "lengths known": 100, "replayed": 100, "NestedTensor": 100}
     assert padded["host_us"] == {"warm": 7.0, "new offsets": 7.0, "construction": 7.0}
     assert {"serrate", "hand-written Triton", "grouped_mm"} <= set(product["percent"]) | set(product["errors"])
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the device is pretended")
+def test_cells_are_compiled_before_they_are_timed(
+    without_a_device: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In threads here, because processes would not see the pretended device."""
+    monkeypatch.setitem(TASKS, "pointwise", replace(TASKS["pointwise"], rows=16, mean=8, features=(64,)))
+    monkeypatch.setitem(TASKS, "sum", replace(TASKS["sum"], make=lambda data: 1 / 0))
+    monkeypatch.setattr(gpu, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+    called: list[bool] = []
+
+    def ours(work: Any, told: bool) -> Callable[[], None]:
+        called.append(told)
+        return lambda: None
+
+    monkeypatch.setattr(gpu, "_ours", ours)
+    options = Options(only=("sum", "pointwise"), dtypes=("float32",), lengths=("uniform",), quick=True, out=tmp_path, jobs=2)
+    gpu.compile_ahead(gpu.selected(options), options)
+    assert called == [False, True]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the device is pretended")
