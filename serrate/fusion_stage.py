@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from serrate.report.collect import StageFacts
 
 _numbers = itertools.count()
-FLAT = 64
-"""The most sets of sizes that a program without offsets caches; the oldest is dropped first."""
+SIZES = 64
+"""The most sets of sizes for which something is cached; the oldest is dropped first."""
 
 
 class PlannedProgram(NamedTuple):
@@ -152,9 +152,8 @@ class FusionStage(CompiledStage):
             return remembered(owners, key, lambda: self.bound(call))
         ready = self._flat.get(key)
         if ready is None:
-            ready = self._flat[key] = self.bound(call)
-            while len(self._flat) > FLAT:
-                self._flat.pop(next(iter(self._flat)))
+            ready = self.bound(call)
+            _keep(self._flat, key, ready)
         return ready
 
     def bound(self, call: BoundCall) -> Prepared:
@@ -173,7 +172,7 @@ class FusionStage(CompiledStage):
         the call must be prepared like any other."""
         if is_host(call.device) or self._vector_checks or self._longest(call) is not None:
             return None
-        built, holds, _ = self._planned_by_mean(call)
+        built, holds, _ = self._planned_by_size(call)
         if holds is None or built.host_code(call.device) is None:
             return None
         self.binder.check(call)
@@ -185,7 +184,7 @@ class FusionStage(CompiledStage):
         like any other."""
         if is_host(call.device) or self._longest(call) is not None:
             return None
-        built, holds, _ = self._planned_by_mean(call)
+        built, holds, _ = self._planned_by_size(call)
         if holds is None:
             return None
         key = (built.executable, call.device)
@@ -223,10 +222,19 @@ class FusionStage(CompiledStage):
         built, holds, _ = self._planned(call) if longest is not None else self._planned_by_mean(call)
         found = self.sized(call, built)
         if holds is not None and built.by_size[is_host(call.device)] is not None:
-            sizes.pop(key, None)
-            sizes[key] = found, holds
-            while len(sizes) > FLAT:
-                sizes.pop(next(iter(sizes)))
+            _keep(sizes, key, (found, holds))
+        return found
+
+    def _planned_by_size(self, call: BoundCall) -> PlannedProgram:
+        """As `_planned_by_mean`, for calls with an outline: a plan that does not follow from the mean is cached by sizes."""
+        assert call.sizes is not None
+        key = (self._number, call.numbers)
+        known: PlannedProgram | None = call.sizes.get(key)
+        if known is not None and known.holds is not None and known.holds():
+            return known
+        found = self._planned_by_mean(call)
+        if found.holds is not None and not found.by_mean:
+            _keep(call.sizes, key, found)
         return found
 
     def _planned_by_mean(self, call: BoundCall) -> PlannedProgram:
@@ -362,6 +370,14 @@ class FusionStage(CompiledStage):
             return OutputBuffers([t.clone() for t in inputs] if copies else inputs, call.device)
 
         return buffers
+
+
+def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Caches a value as the newest; the oldest are dropped."""
+    cache.pop(key, None)
+    cache[key] = value
+    while len(cache) > SIZES:
+        cache.pop(next(iter(cache)))
 
 
 class LibraryStage(NamedTuple):
