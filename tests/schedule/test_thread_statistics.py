@@ -93,3 +93,13 @@ def test_any_rows(lengths: list[int], kind: str, shape: tuple[int, torch.dtype])
         found: Any = softmax(features, dtype).compile("triton", strategy=strategy)(x, offsets)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(found.values.double(), torch.cat(want), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def test_statistics_with_many_states_are_combined_in_every_block() -> None:
+    """Kept by every thread, the three of a variance would take the registers that loads need."""
+    with Fusion("variance") as f:
+        x, offsets = f.input((None, 128), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.var(ops.as_nested(x, offsets), 1))
+    (program,) = stages(f)
+    assert not any(step.args[1:2] == ("r0i",) for step in plan(program, "maskless", GPU).steps if step.primitive == "split")
+    assert any(step.args[1:2] == ("r0i",) for step in plans(128, torch.float32)[2].steps if step.primitive == "split")
