@@ -11,6 +11,7 @@ import os
 from types import CodeType, FrameType
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 
 
 def is_own(frame: FrameType) -> bool:
@@ -34,15 +35,31 @@ def asks_for_class(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _questions(code: CodeType) -> frozenset[int]:
-    """The places of such instructions. A call begins in the source where the name of its function does."""
+    """The places of such instructions, including those of their inline caches: Python 3.12 stays behind them while it runs a
+    property.
+
+    Which call is one of `isinstance` is found by following how high the stack is, which is the same in all versions of Python and
+    needs no positions in the source: the function and a NULL (or an object, if it is a method) are below the arguments.
+    """
     found: set[int] = set()
-    named: set[tuple[int, int]] = set()
-    for each in dis.get_instructions(code):
-        at = each.positions
-        begin = (at.lineno, at.col_offset) if at is not None and at.lineno is not None and at.col_offset is not None else None
-        if each.opname.startswith("LOAD") and each.argval == "isinstance" and begin is not None:
-            named.add(begin)
-        asked = each.opname.startswith(("CALL", "PRECALL")) and begin in named
-        if asked or each.opname == "MATCH_CLASS" or (each.opname.startswith("LOAD_ATTR") and each.argval == "__class__"):
-            found.add(each.offset)
+    depth, held = 0, frozenset[int]()  # how high the stack is; where `isinstance` is on it
+    at_target: dict[int, tuple[int, frozenset[int]]] = {}
+    instructions = list(dis.get_instructions(code))
+    for each, end in zip(instructions, [*(i.offset for i in instructions[1:]), len(code.co_code)], strict=True):
+        depth, held = at_target.get(each.offset, (depth, held))
+        before, depth = depth, depth + dis.stack_effect(each.opcode, each.arg, jump=False)
+        if each.opcode in _JUMPS:
+            height = before + dis.stack_effect(each.opcode, each.arg, jump=True)
+            at_target.setdefault(each.argval, (height, frozenset(k for k in held if k < height)))
+        is_attribute = each.opname.startswith(("LOAD_ATTR", "LOAD_METHOD"))
+        is_call = each.opname.startswith(("CALL", "PRECALL"))
+        # Python 3.11 calls in two steps, of which the first takes one element less.
+        function = depth - (2 if each.opname.startswith("PRECALL") else 1)
+        is_question = each.opname == "MATCH_CLASS" or (is_attribute and each.argval == "__class__")
+        if is_question or (is_call and not held.isdisjoint((function, function + 1))):
+            found.update(range(each.offset, end, 2))
+        kept = before - 1 if is_attribute else function if each.opname.startswith("CALL") else depth
+        held = frozenset(k for k in held if k < kept)
+        if each.opname.startswith("LOAD") and each.argval == "isinstance":
+            held |= {depth - 1}
     return frozenset(found)

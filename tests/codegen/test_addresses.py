@@ -8,6 +8,7 @@ and records which elements it would read and write.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -219,12 +220,23 @@ def test_lanes_times_a_stride_that_does_not_fit() -> None:
 
 def test_masks_leave_the_lanes_of_addresses_alone() -> None:
     """LLVM takes constants out of products of lanes only if nothing else uses these lanes."""
+    with ir.Fusion("sum") as f:
+        x, offsets = f.input((None, 128), torch.float32), f.input((None,), torch.int64)
+        f.output(ops.sum(ops.as_nested(x, offsets), 1))
+    source = triton_of(f, tile=64).source
+    assert "r0i_next = tl.arange(64, 128)" in source and "r0i[:, None] * 128" in source
+    assert "(r0i_next[:, None] < " in source and "(r0i[:, None] < " not in source
+
+
+def test_masks_leave_the_lanes_of_factored_rows_alone() -> None:
     with ir.Fusion("softmax") as f:
         x, offsets = f.input((None, 128), torch.float32), f.input((None,), torch.int64)
         f.output(ops.softmax(ops.as_nested(x, offsets), dim=1))
     source = triton_of(f, tile=64).source
-    assert "r0i_next = tl.arange(64, 128)" in source and "r0i[:, None] * 128" in source
-    assert "(r0i_next[:, None] < " in source and "(r0i[:, None] < " not in source
+    assert "r0ii[None, :, None] * 128" in source and "r0io[:, None, None] * 1024" in source
+    masks = re.findall(r"mask=\((.*?) < ", source)
+    assert masks and all("r0ii_next[" in mask and "r0io_next[" in mask for mask in masks)
+    assert not any("r0ii[" in mask or "r0io[" in mask for mask in masks)
 
 
 def test_lanes_that_no_address_multiplies_are_compared_themselves() -> None:
