@@ -10,6 +10,9 @@ import functools
 import os
 from types import CodeType, FrameType
 
+ASKING: list[CodeType] = []
+"""Code that does nothing but ask, for code outside serrate: what replaces `isinstance` while a function is traced."""
+
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
@@ -29,7 +32,9 @@ def asks_for_class(frame: FrameType) -> bool:
     A frame that calls a function written in C stays at that call while the function asks about its arguments. So a question is
     Python's own only if the call is one of `isinstance`.
     """
-    return not is_own(frame) and frame.f_lasti in _questions(frame.f_code)
+    if is_own(frame):
+        return any(frame.f_code is code for code in ASKING)
+    return frame.f_lasti in _questions(frame.f_code)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -82,7 +82,11 @@ class Size(torch.SymInt):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """What `isinstance` sees: the first call of a traced function sees an int, and so must the others."""
-        return int if standing_for.get() is not None and asks_for_class(sys._getframe(1)) else type(self)
+        return self.stands_for() if standing_for.get() is not None and asks_for_class(sys._getframe(1)) else type(self)
+
+    def stands_for(self) -> type:
+        """The class of this size outside of a trace."""
+        return int
 
     def __index__(self) -> int:
         return self.fusion.fixed(self.expr)
@@ -259,9 +263,13 @@ class TensorView:
         kind = standing_for.get()
         if kind is None:
             return type(self)
-        if any(d.is_ragged for d in self.domains):
-            return kind
-        return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
+        claimed = self.stands_for()
+        return claimed if claimed is kind or asks_for_class(sys._getframe(1)) else type(self)
+
+    def stands_for(self) -> type:
+        """The class of the tensor that this view represents while a function is traced."""
+        kind = standing_for.get()
+        return kind if kind is not None and any(d.is_ragged for d in self.domains) else torch.Tensor
 
     @property
     def dtype(self) -> torch.dtype:
