@@ -559,6 +559,17 @@ def user_line() -> str:
     return "unknown line"
 
 
+def users_level() -> int:
+    """The `stacklevel` with which a `warnings.warn` of the caller points at the user's line."""
+    frame, level = sys._getframe(1), 1
+    while not is_user_file(frame.f_code.co_filename):
+        if frame.f_back is None:
+            # A thread of torch's, which runs gradients: there is no line of the user's.
+            return 1
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def is_user_file(name: str) -> bool:
     """Whether a file belongs to neither serrate, torch nor the standard library."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

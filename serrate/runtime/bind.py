@@ -36,6 +36,7 @@ from serrate.ir.recipes import Largest
 from serrate.ir.size_functions import numbers_function, shape_function, size_function
 from serrate.ir.transforms import Merge
 from serrate.ir.traversal import arrays_of, traverse
+from serrate.ir.view import users_level
 from serrate.runtime.arrays import derive, remembered
 from serrate.runtime.memory import InMemory
 from serrate.tensor import Structure
@@ -354,8 +355,9 @@ class Binder(Arguments):
         if k not in self._told:
             self._told.add(k)
             warnings.warn(
-                f"argument {k} of {self.name} is not contiguous and is copied at every call; call .contiguous() once before",
-                stacklevel=4,
+                f"argument {k} of {self.name} ({arg.dtype}, shape {list(arg.shape)}) is not contiguous and is copied at every "
+                "call; call .contiguous() once before",
+                stacklevel=users_level(),
             )
         return arg.contiguous()
 

@@ -714,6 +714,25 @@ def test_checked_calls_are_checked_with_gradients_too(monkeypatch: pytest.Monkey
     assert x.grad is not None and x.grad.tolist() == [2 * x[0].item(), 4 * x[1].item(), 0, 0]
 
 
+@pytest.mark.usefixtures("reference")
+def test_gradients_that_copy_an_argument_say_so_at_the_users_line() -> None:
+    """A kernel reads it in place, and its backward program does not."""
+
+    @serrate.kernel(backward="auto")
+    def square(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        for t, u in hl.tile([x.size(0), x.size(1)]):
+            out[t, u] = x[t, u] * x[t, u]
+        return out
+
+    x = drawn(3, 4).detach().T.requires_grad_()
+    with pytest.warns(UserWarning, match="square: x is not contiguous, and its gradients copy it at every call") as told:
+        for _ in range(2):
+            (found,) = torch.autograd.grad(square(x).sum(), x)
+    assert [each.filename for each in told] == [__file__]
+    torch.testing.assert_close(found, 2 * x)
+
+
 def test_programs_are_shown_for_arguments_that_require_gradients() -> None:
     def doubled(x: Tensor) -> Tensor:
         out = torch.empty_like(x)
