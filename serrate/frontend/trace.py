@@ -29,11 +29,15 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.values import DTYPES
 from serrate.ir.view import Size, SymbolicRaggedSize, TensorView, is_user_file, standing_for, user_line
 from serrate.tensor import JaggedTensor
-from serrate.tensor.foreign_names import instead_of
+from serrate.tensor.foreign_names import IDIOMS, idiom_of, instead_of
 from serrate.tensor.torch_private import version
 
 _ = torch_names  # imported for its side effects
 TensorView.instead["is_nested"] = instead_of("is_nested")
+TensorView.advice.update(
+    (name, idiom_of(name) if idiom.traced else f"call it outside of the function; there, {idiom_of(name)}")
+    for name, idiom in IDIOMS.items()
+)
 
 Key = tuple[Any, ...]
 Pattern = tuple[int | None, ...]

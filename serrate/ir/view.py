@@ -247,6 +247,8 @@ class TensorView:
     """torch functions and method names -> operations; filled by the front end."""
     instead: ClassVar[dict[str, str]] = {}
     """Suggestions for some missing attributes, appended to messages; filled by the front end."""
+    advice: ClassVar[dict[str, str]] = {}
+    """What to do where a function is not supported, by its name; filled by the front end."""
     __array_ufunc__ = None
     """Makes numpy scalars defer to traced tensors in operators."""
 
@@ -484,8 +486,12 @@ class TensorView:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in cls.operators:
             name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
-            raise CallError(f"{name} is not supported in a traced function ({user_line()}); call it outside of the function")
+            raise CallError(f"{name} is not supported in a traced function ({user_line()}); {cls._advice(name)}")
         return cls.operators[function](*args, **(kwargs or {}))
+
+    @classmethod
+    def _advice(cls, name: str) -> str:
+        return cls.advice.get(name.rpartition(".")[2], "call it outside of the function")
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise CallError(
@@ -526,16 +532,14 @@ class TensorView:
         if name in TensorView.instead:
             raise TraceAttributeError(f"a traced tensor has no attribute {name!r} ({user_line()}){TensorView.instead[name]}")
         if callable(getattr(torch.Tensor, name, None)):
-            raise TraceAttributeError(
-                f"{name}() is not supported in a traced function ({user_line()}); call it outside of the function"
-            )
+            raise TraceAttributeError(f"{name}() is not supported in a traced function ({user_line()}); {self._advice(name)}")
         raise TraceAttributeError(
             f"a traced tensor has no attribute {name!r} ({user_line()}): memory and rows are not known while tracing; "
             "read it before the call and pass it as an argument"
         )
 
 
-ATTRIBUTES = ("T", "mT", "values", "lengths", "offsets", "structure")
+ATTRIBUTES = ("T", "mT", "values", "lengths", "offsets", "structure", "num_rows", "num_groups")
 """Operations without arguments that are written as attributes."""
 _DATA = ("item", "tolist", "numpy", "unbind", "nonzero")
 """Methods that return host data or depend on it."""

@@ -24,7 +24,7 @@ from serrate.tensor.components import take_all
 from serrate.tensor.display.describe import Description, describe
 from serrate.tensor.display.picture import as_html
 from serrate.tensor.display.printing import preview, printed
-from serrate.tensor.foreign_names import instead_of
+from serrate.tensor.foreign_names import idiom_of, instead_of
 from serrate.tensor.hints import AccessPattern, Distribution, Reuse, more_hints
 from serrate.tensor.indexing.keys import lane_key
 from serrate.tensor.indexing.reading import getitem
@@ -958,7 +958,8 @@ class JaggedTensor(Casts):
         operator = _operators.get(function)
         if operator is None:
             name = torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
-            raise CallError(f"{name} does not take a JaggedTensor: use jt.values, jt.unbind() or jt.to_padded()")
+            advice = idiom_of(name) or "use jt.values, jt.unbind() or jt.to_padded()"
+            raise CallError(f"{name} does not take a JaggedTensor: {advice}")
         return operator(*args, **(kwargs or {}))
 
     def _wrap(self, piece: MaybeRagged) -> Tensor | JaggedTensor:
