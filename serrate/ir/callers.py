@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import sys
 from types import CodeType, FrameType
 
 ASKING: list[CodeType] = []
@@ -19,6 +20,14 @@ PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 def is_own(frame: FrameType) -> bool:
     """Whether a frame runs serrate's own code."""
     return _is_own(frame.f_code.co_filename)
+
+
+def outside() -> FrameType:
+    """The innermost frame that does not run serrate's own code."""
+    frame = sys._getframe(1)
+    while is_own(frame) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 @functools.lru_cache(maxsize=4096)

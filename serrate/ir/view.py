@@ -504,6 +504,12 @@ class TensorView:
             "torch.where(condition, a, b) instead of `a if condition else b`, or decide before the call"
         )
 
+    def __contains__(self, element: object) -> bool:
+        raise TraceError(
+            f"whether a traced tensor contains an element depends on data, which is not known at trace time ({user_line()}); "
+            "write (x == element).any(), and use the result in torch.where"
+        )
+
     def __len__(self) -> int:
         raise TraceError(f"len() of a traced tensor is not known while tracing ({user_line()}); write x.shape[0]")
 

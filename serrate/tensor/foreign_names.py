@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from serrate.errors import CallError
+from serrate.ir.callers import outside
+
 _INSTEAD = {
     "flat_values": "jt.values",
     "row_splits": "jt.offsets",
@@ -71,6 +74,11 @@ IDIOMS = {
     "bincount": Idiom("torch.bincount(jt.values)", traced=False),
     "batch_norm": Idiom("jt.with_values(layer(jt.values))", "with the layer, such as nn.BatchNorm1d", traced=False),
 }
+_PACKED = "torch.nn.utils.rnn.pack_sequence(jt.unbind(), enforce_sorted=False)"
+IDIOMS |= dict.fromkeys(
+    ("gru", "lstm", "rnn_tanh", "rnn_relu"),
+    Idiom(f"JaggedTensor.from_list(torch.nn.utils.rnn.unpack_sequence(rnn({_PACKED})[0]))", "if no row is empty", traced=False),
+)
 """By the names of functions and methods."""
 
 
@@ -82,6 +90,14 @@ def idiom_of(name: str) -> str:
     """
     idiom = IDIOMS.get(name.rpartition(".")[2])
     return "" if idiom is None else ", ".join(filter(None, (f"write {idiom.code}", idiom.what)))
+
+
+def refuse_recurrent(size: object) -> None:
+    """Raises if torch's recurrent layers ask for the size of a ragged dim: they would pass it to a function that says less."""
+    if outside().f_globals.get("__name__") == "torch.nn.modules.rnn":
+        raise CallError(
+            f"torch's recurrent layers do not take ragged tensors, whose size {size} differs from row to row: {idiom_of('gru')}"
+        )
 
 
 def instead_of(name: str) -> str:

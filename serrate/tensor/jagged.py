@@ -39,6 +39,7 @@ from serrate.tensor.permuting import MaybeRagged, permute
 from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
 from serrate.tensor.reshaping import flatten, split, split_like, unbind
 from serrate.tensor.structure import Structure
+from serrate.tensor.sync import host_copy
 from serrate.tensor.torch_private import fields_of
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -921,6 +922,17 @@ class JaggedTensor(Casts):
             lanes.write_rows(self, key, x)
         else:
             setitem(self._values, self._structure, key, x)
+
+    def __contains__(self, element: object) -> bool:
+        """Whether any element equals a number, as for tensors.
+
+        >>> 3 in JaggedTensor.from_lengths(torch.tensor([3, 1, 2]), [2, 1])
+        True
+        """
+        if not isinstance(element, int | float | Tensor | JaggedTensor):
+            raise CallError(f"in: an element of a JaggedTensor is a number, got a {type(element).__name__}")
+        found: Any = self == element
+        return bool(host_copy(found.any(), "in"))
 
     def __bool__(self) -> NoReturn:
         raise CallError("a JaggedTensor has no truth value: use len(jt), jt.numel(), or torch.equal(jt, other)")

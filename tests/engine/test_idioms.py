@@ -20,13 +20,15 @@ from serrate.tensor.foreign_names import IDIOMS
 
 pytestmark = pytest.mark.usefixtures("reference")
 
-LAYER = nn.BatchNorm1d(4)
+LAYER, RECURRENT = nn.BatchNorm1d(4), nn.GRU(4, 2)
 NAMES: dict[str, Any] = {
     "torch": torch,
     "boundaries": torch.tensor([-0.5, 0.0, 0.5]),
     "mask": JaggedTensor.from_lengths(torch.tensor([True, False, True, True, False, True]), [2, 3, 1]),
     "q": 0.25,
     "layer": LAYER,
+    "rnn": RECURRENT,
+    "JaggedTensor": JaggedTensor,
 }
 X = JaggedTensor.from_lengths(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), [2, 3, 1])
 COUNTS = JaggedTensor.from_lengths(torch.tensor([0, 2, 2, 1, 5, 0]), [2, 3, 1])
@@ -44,6 +46,7 @@ ROWS: dict[str, Callable[[Any], Any]] = {
     "mode": lambda r: r.mode(0).values,
     "quantile": lambda r: r.quantile(0.25, dim=0),
     "nanquantile": lambda r: r.nanquantile(0.25, dim=0),
+    **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), lambda r: RECURRENT(r)[0]),
 }
 """What the code gives for each row."""
 WHOLE: dict[str, Callable[[], Any]] = {
@@ -91,6 +94,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "nanquantile": lambda x: torch.nanquantile(x, 0.5, dim=1),
     "bincount": torch.bincount,
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "gru": nn.GRU(4, 2, batch_first=True),
+    "lstm": nn.LSTM(4, 2, batch_first=True),
+    "rnn_tanh": nn.RNN(4, 2, batch_first=True),
+    "rnn_relu": nn.RNN(4, 2, batch_first=True, nonlinearity="relu"),
 }
 
 
@@ -110,3 +117,23 @@ def test_the_message_about_a_method_shows_it(name: str) -> None:
     if name != "nonzero":
         with pytest.raises(TraceError, match=f"write {re.escape(shown(name))}"):
             jit(lambda x: getattr(x, name)())(X)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("layer", [nn.GRU(4, 2), nn.LSTM(4, 2), nn.RNN(4, 2)], ids=["gru", "lstm", "rnn"])
+def test_recurrent_layers_with_time_first_are_refused_in_the_same_words(layer: nn.Module, traced: bool) -> None:
+    """They take the ragged dim for the batch; torch complained about an argument of a function that the user did not call."""
+    with pytest.raises(CallError, match=f"recurrent layers do not take ragged tensors.*write {re.escape(shown('gru'))}"):
+        (jit(layer) if traced else layer)(X)
+
+
+@pytest.mark.parametrize("element", [3, 2.0, True, 7, torch.tensor(3), torch.tensor([9])])
+def test_elements_are_found_as_in_tensors(element: Any) -> None:
+    assert (element in COUNTS) == (element in COUNTS.values)
+
+
+def test_elements_that_cannot_be_looked_for() -> None:
+    with pytest.raises(CallError, match="in: an element of a JaggedTensor is a number, got a str"):
+        assert "a" in X  # type: ignore[comparison-overlap, unused-ignore]
+    with pytest.raises(TraceError, match=r"contains an element depends on data.*write \(x == element\).any\(\)"):
+        jit(lambda x: x * 2 if 5 in x else x)(X)
