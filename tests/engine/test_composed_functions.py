@@ -130,6 +130,34 @@ def test_gradients_are_those_of_torch(name: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(total, x.values)[0], wanted)
 
 
+NORMS: dict[str, Callable[[Any], Any]] = {
+    **{f"norm {p}": (lambda x, p=p: x.norm(p, -1)) for p in (0.5, 1, 1.5, 2, 3, float("inf"))},
+    "norm of all": lambda x: (x * 0).norm(),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "normalize": lambda x: F.normalize(x, dim=-1, eps=0.5),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x * 2 + 1, dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_norms_where_all_is_zero(name: str) -> None:
+    """They were NaN; torch's are 0."""
+    values = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 3.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    x, dense = JaggedTensor.from_lengths(values.clone(), [1, 0, 3]).requires_grad_(), values.clone().requires_grad_()
+    found, wanted = jit(NORMS[name])(x), NORMS[name](dense)
+    torch.testing.assert_close(found.values if isinstance(found, JaggedTensor) else found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), x.values), torch.autograd.grad(wanted.sum(), dense))
+
+
+def test_gradients_of_distances_within_rows() -> None:
+    """The code that the message about cdist shows: an element's distance to itself is 0."""
+    x = rows(4).requires_grad_()
+    values = x.values.detach().clone().requires_grad_()
+    found = torch.linalg.vector_norm(x.unsqueeze(2) - x.unsqueeze(1), dim=-1).values.sum()
+    wanted = sum(torch.cdist(row, row).sum() for row in values.split(LENGTHS))
+    torch.testing.assert_close(torch.autograd.grad(found, x.values)[0], torch.autograd.grad(wanted, values)[0])
+
+
 def test_rows_of_several_tensors() -> None:
     x = rows(4)
     for function in (lambda: torch.vstack([x, x]), lambda: jit(lambda x: torch.vstack([x, x]))(x)):
