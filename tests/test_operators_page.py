@@ -45,7 +45,7 @@ def test_names_are_there(name: str) -> None:
 
 def test_nothing_is_left_out() -> None:
     told = {name.removeprefix("F.") for name in re.findall(r"[A-Za-z_][\w.]*", TEXT)}
-    moved = {"cat", "stack", "flatten", "permute", "transpose", "clone", "contiguous", "detach", "dim", "size"}
+    moved = {"cat", "stack", "flatten", "permute", "transpose", "clone", "contiguous", "detach", "dim", "size", "numel"}
     there = {n for n in TensorView.operators if isinstance(n, str) and hasattr(torch.Tensor, n) and hasattr(JaggedTensor, n)}
     aliases = {f"arc{name}" for name in ("sin", "cos", "sinh", "cosh", "tanh", "tan2")}
     aliases |= {"greater_equal", "less_equal", "not_equal", "swapdims", "view", "reshape", "t", "is_floating_point"}

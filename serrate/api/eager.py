@@ -28,6 +28,7 @@ from serrate.frontend.ops.random import require_probability
 from serrate.frontend.torch_names import ELEMENTWISE
 from serrate.ir.view import TensorView
 from serrate.tensor import JaggedTensor, KeyedJaggedTensor
+from serrate.tensor.base import RaggedSize
 from serrate.tensor.jagged import install_operators, installed_operators
 from serrate.tensor.keyed_tensor import install_methods
 
@@ -328,6 +329,25 @@ def _install_pieces(eager: Callable[..., Eager]) -> None:
         setattr(JaggedTensor, name, method)
 
 
+def _new(name: str) -> Callable[..., torch.Tensor]:
+    made = getattr(torch.Tensor, name)
+
+    def method(self: JaggedTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # A size of a ragged dim raises here, and says why; torch's message would not.
+        found: torch.Tensor = made(self._values, *map(_numbers, args), **{key: _numbers(each) for key, each in kwargs.items()})
+        return found
+
+    method.__name__, method.__qualname__ = name, f"JaggedTensor.{name}"
+    method.__doc__ = f"As `torch.Tensor.{name}`: a dense tensor with the dtype and on the device of the values."
+    return method
+
+
+def _numbers(size: Any) -> Any:
+    if isinstance(size, tuple | list):
+        return type(size)(map(_numbers, size))
+    return int(size) if isinstance(size, RaggedSize) else size
+
+
 def install() -> None:
     """Installs every operation of traced tensors in `JaggedTensor`, under torch's names."""
     by_operation: dict[Any, Eager] = {}
@@ -340,6 +360,11 @@ def install() -> None:
     table = TensorView.operators
     _install_random(eager)
     _install_pieces(eager)
+    for name in ("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"):
+        setattr(JaggedTensor, name, _new(name))
+    for name in ("movedim", "moveaxis"):
+        # A view, like permute.
+        setattr(JaggedTensor, name, _method(getattr(torch, name), name))
     lookups = (functional.embedding, functional.embedding_bag)
     install_operators(dict(zip(lookups, tables(*(eager(table[f]) for f in lookups)), strict=True)))
     taken = installed_operators()

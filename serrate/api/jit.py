@@ -421,14 +421,14 @@ class Jitted:
             found, tensors, sizes = state.signature(tuple(whole), every, len(leaves))
             return found, every, tensors, sizes
 
-        generators = () if state.snapshot is None else state.snapshot.generators
+        generators, asks = ((), ()) if state.snapshot is None else (state.snapshot.generators, state.snapshot.asks)
         while True:
             known, every, tensors, sizes = signature()
             program = known.programs.find(sizes)
             if program is not None:
                 return state, program, every, tensors
             wanted, outside = known.programs.wanted(sizes), every[len(leaves) :]
-            traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, wanted, generators)
+            traced = trace(self.fn, args, kwargs, outside, None if self._alone else found, wanted, generators, asks)
             if state.snapshot is not None and state.snapshot.writes:
                 self._refuse_kept(objects)
             # While tracing, more may have been found outside than was known before.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ import torch
 from serrate.autograd.adjoint import gradients
 from serrate.autograd.saved import Backward, backward_of
 from serrate.errors import CallError, GradientError, StrategyError
+from serrate.ir.values import Tensor
+from serrate.ir.view import users_level
 from serrate.tensor import JaggedTensor
 from serrate.tiles.host import CompiledKernel
 from serrate.tiles.launch_site import LaunchSite
@@ -273,6 +276,7 @@ class _RecordedLoop:
     def __init__(self, name: str, stage: LoopStage, lifted: LiftedLoop) -> None:
         self.name, self.stage, self.lifted = name, stage, lifted
         self._backward: dict[tuple[int, ...], BackwardProgram] = {}
+        self._told: set[int] = set()
 
     def __call__(self, site: LaunchSite, plain: dict[str, Any], items: Items, given: Mapping[str, Any]) -> None:
         numbers = self.stage.environment(items)
@@ -315,6 +319,21 @@ class _RecordedLoop:
             return found.values
         assert other is not None
         return other
+
+    def packed(self, k: int, x: torch.Tensor) -> torch.Tensor:
+        """An input of the backward program with its elements side by side; says so, once, where that takes a copy. The kernel
+        itself reads it in place."""
+        if x.is_contiguous():
+            return x
+        if k not in self._told:
+            self._told.add(k)
+            what = self.lifted.sources[k].what
+            name = ".".join(map(str, self.stage.path(what))) if isinstance(what, Tensor) else str(what)
+            warnings.warn(
+                f"{self.name}: {name} is not contiguous, and its gradients copy it at every call; call .contiguous() once before",
+                stacklevel=users_level(),
+            )
+        return x.contiguous()
 
     def backward(self, wanted: tuple[int, ...]) -> BackwardProgram:
         """The backward program for gradients of these inputs."""
@@ -371,7 +390,9 @@ class _LoopFunction(torch.autograd.Function):
         for k in program.part.inputs:
             if k in call.sizes:
                 inputs[k] = torch.empty(call.sizes[k], dtype=torch.uint8, device=call.loop.stage.device)
-        given = [inputs[k] for k in program.part.inputs] + [arriving[k].contiguous() for k in program.part.given]
+        given = [call.loop.packed(k, inputs[k]) for k in program.part.inputs] + [
+            arriving[k].contiguous() for k in program.part.given
+        ]
         found = program(*given)
         places = dict(zip(needed, program.part.found, strict=True))
         made = {k: _zeros(*ctx.wanted[k]) if place is None else found[place] for k, place in places.items()}

@@ -121,7 +121,8 @@ class _Function(torch.autograd.Function):
         again = torch.is_grad_enabled()
         part: Backward = owner.pure if again else owner.backward
         named = dict(zip(owner.backward.saved, stored[ctx.count :], strict=True))
-        args = [held[owner.inputs.index(k)] for k in part.inputs]
+        # The forward program has warned of inputs that must be copied.
+        args = [held[owner.inputs.index(k)].contiguous() for k in part.inputs]
         args += [named[name] for name in part.saved]
         args += [grads[k].contiguous() for k in part.given]
         found: list[Any] = []

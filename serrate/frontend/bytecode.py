@@ -29,6 +29,8 @@ SILENT = frozenset(("PUSH_NULL", "PRECALL", "KW_NAMES", "NOP", "EXTENDED_ARG", "
 """Instructions that compute nothing."""
 BY_NAME = frozenset(("getattr", "hasattr"))
 BY_ANY_NAME = frozenset(("vars", "dir", "attrgetter", "methodcaller", "__dict__", "__getattribute__", "getmembers"))
+ASKING = frozenset(("type", "isinstance"))
+"""Builtins that tell the class of an object."""
 UNKNOWABLE = frozenset(("eval", "exec", "globals"))
 
 
@@ -50,6 +52,8 @@ class Reads:
     every: bool = False
     stores: frozenset[str] = frozenset()
     """Attributes, global names and items (as "[]") that are written."""
+    asks: frozenset[str] = frozenset()
+    """Builtins that tell the class of an object. A plain call of `isinstance` does not count."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,11 +68,13 @@ def reads_of(code: types.CodeType) -> Reads:
     """
     found = _CodeReader(code)
     chains, names, stores, every = dict.fromkeys(found.chains), set(found.names), set(found.stores), found.every
+    asks = set(found.asks)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             reads = reads_of(inner)
             names |= reads.names
             stores |= reads.stores
+            asks |= reads.asks
             every |= reads.every
             for chain in reads.chains:
                 if chain.root == "cell" and chain.name not in code.co_freevars:
@@ -76,7 +82,7 @@ def reads_of(code: types.CodeType) -> Reads:
                     names.update(key for kind, key in chain.steps if kind == "attribute")
                 else:
                     chains[chain] = None
-    return Reads(tuple(chains), frozenset(names), every, frozenset(stores))
+    return Reads(tuple(chains), frozenset(names), every, frozenset(stores), frozenset(asks))
 
 
 class _CodeReader:
@@ -86,6 +92,7 @@ class _CodeReader:
         self.chains: list[Chain] = []
         self.names: set[str] = set()
         self.stores: set[str] = set()
+        self.asks: set[str] = set()
         self.every = False
         self._code = code
         self._all = [i for i in dis.get_instructions(code) if i.opname not in SILENT]
@@ -96,6 +103,10 @@ class _CodeReader:
             at += 1
             if operation in GLOBALS:
                 self._special(name, at)
+                # The lowest bit of the argument: the name is read in order to be called.
+                called = operation == "LOAD_GLOBAL" and (instruction.arg or 0) & 1
+                if name in ASKING and not (called and name == "isinstance"):
+                    self.asks.add(name)
                 at = self._chain("global", name, at)
             elif operation in CELLS and name in code.co_freevars:
                 at = self._chain("cell", name, at)

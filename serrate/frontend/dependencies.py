@@ -42,6 +42,7 @@ import torch
 
 from serrate.errors import TraceError
 from serrate.frontend.bytecode import UNKNOWABLE, Chain, Reads, Step, reads_of
+from serrate.frontend.classes import ANSWERING, is_builtin
 from serrate.frontend.leaves import Leaf
 from serrate.frontend.python_objects import (
     CONTAINERS,
@@ -84,6 +85,8 @@ class Snapshot(NamedTuple):
     """Random number generators that the function reaches."""
     writes: bool
     """Whether reachable code writes to anything but its own variables."""
+    asks: tuple[tuple[dict[str, Any], str], ...] = ()
+    """The globals of reachable functions that call `type`, or use `isinstance` without calling it; with the name."""
 
 
 def snapshot(function: Any, objects: Sequence[Any] = (), read: Iterable[str] = ()) -> tuple[Snapshot, list[Leaf]]:
@@ -157,6 +160,7 @@ class _Walk:
         self._wanted, self._writes = wanted, False
         self.tensors: list[Leaf] = []
         self._generators: list[Any] = []
+        self._asks: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
         self._known, self._every = sorted(names), every
         self._lines: list[str] = []
         self._constants: dict[str, Any] = {"differs": differs, "all_same": _all_same, "is_filled": _is_filled, "MISSING": MISSING}
@@ -210,7 +214,8 @@ class _Walk:
             following = path_of[k] = int(line.rpartition(" ")[2]) if line.startswith("if ") else following
         self._constants["path_of"] = path_of
         exec(compile(text, "<dependencies>", "exec"), self._constants)
-        return Snapshot(self._constants["read"], tuple(self._paths), tuple(self._generators), self._writes)
+        asks = tuple(self._asks.values())
+        return Snapshot(self._constants["read"], tuple(self._paths), tuple(self._generators), self._writes, asks)
 
     # --- code ------------------------------------------------------------------------------------------------------------
 
@@ -354,6 +359,9 @@ class _Walk:
         self._visit(f"{var}.__defaults__", function.__defaults__, f"{path}.__defaults__")
         self._visit(f"{var}.__kwdefaults__", function.__kwdefaults__, f"{path}.__kwdefaults__")
         reads = self._record(reads_of(function.__code__), function.__code__.co_freevars)
+        for name in reads.asks:
+            if is_builtin(name, function.__globals__):
+                self._asks[id(function.__globals__), name] = (function.__globals__, name)
         for chain in reads.chains:
             found = self._root(var, function, chain)
             if found is not None:
@@ -389,11 +397,13 @@ class _Walk:
                 )
             name, names, shown = chain.name, function.__globals__, chain.name
             where = self._globals(var, function)
-        if name in names:
+        if name in names and not (chain.root == "global" and is_builtin(name, names)):
             return f"{where}[{name!r}]", names[name], shown
         if (where, name) not in self._done:
             self._done.add((where, name))
-            self._check(f"{name!r} in {where}", shown)
+            stand_in = self._constant(ANSWERING[name]) if name in ANSWERING else None
+            there = f"{name!r} in {where}"
+            self._check(there if stand_in is None else f"{there} and {where}[{name!r}] is not {stand_in}", shown)
         if chain.root == "global" and not hasattr(builtins, name):
             self._check(f"hasattr({self._named('builtins', builtins)}, {name!r})", shown)
         return None

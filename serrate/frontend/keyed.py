@@ -5,6 +5,7 @@ In: a keyed tensor, of which each key is a separate input of the trace. Out: the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch.nn.functional as functional
 from torch import nn
 
 from serrate.errors import CallError, ShapeError
-from serrate.ir.view import TensorView
+from serrate.ir.callers import asks_for_class
+from serrate.ir.view import TensorView, standing_for
 from serrate.tensor import JaggedTensor
 from serrate.tensor.keyed_tensor import KeyedJaggedTensor, KeyedRows, no_weights
 
@@ -28,6 +30,16 @@ class TracedKeyed(KeyedRows):
         self._parts: dict[str, TensorView] = {key: change(keyed[key]) for key in keyed}
         weighted = () if keyed.weights is None else keyed
         self._weighing: dict[str, TensorView] = {key: change(keyed.weights_of(key)) for key in weighted}
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` sees in a traced function; serrate's own code sees this class."""
+        return self.stands_for() if standing_for.get() is not None and asks_for_class(sys._getframe(1)) else type(self)
+
+    @staticmethod
+    def stands_for() -> type:
+        """The class of a keyed tensor outside of a trace."""
+        return KeyedJaggedTensor
 
     def __getitem__(self, key: str) -> TensorView:
         """The traced tensor of one key."""

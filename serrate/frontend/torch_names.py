@@ -20,7 +20,7 @@ from serrate.frontend.capture import captured
 from serrate.frontend.dtypes import Dtypes, dtypes_of
 from serrate.frontend.ops.common import InvalidOperand, Operand, python_number
 from serrate.frontend.ops.elementwise import typed, under_mode
-from serrate.frontend.signatures import drawing, losses, pointwise, reducing, shaping
+from serrate.frontend.signatures import composed, drawing, losses, pointwise, reducing, shaping
 from serrate.frontend.signatures import functional as of_networks
 from serrate.ir.view import TensorView
 from serrate.tensor.torch_private import GROUPED_MM
@@ -69,6 +69,8 @@ ALIASES = {
     "view": "reshape",
     "concat": "cat",
     "concatenate": "cat",
+    "row_stack": "vstack",
+    "moveaxis": "movedim",
 }
 
 SPECIAL = {
@@ -186,7 +188,7 @@ def _owned(module: Any) -> dict[str, Callable[..., Any]]:
 def _by_name() -> dict[str, Callable[..., Any]]:
     """Operations under their torch names: functions, methods and `torch.nn.functional`."""
     found = {name: _unary(getattr(ops, name)) for name in OF_ONE} | {name: _binary(getattr(ops, name)) for name in OF_TWO}
-    for module in (pointwise, reducing, of_networks, losses, shaping, drawing):
+    for module in (pointwise, reducing, of_networks, losses, shaping, composed, drawing):
         found |= _owned(module)
     for name in ("where_method", "functional_softmax", "functional_log_softmax", "vector_norm"):
         del found[name]
@@ -203,6 +205,14 @@ def _by_name() -> dict[str, Callable[..., Any]]:
 
 
 NOT_METHODS = (
+    "isin",
+    "bucketize",
+    "one_hot",
+    "hstack",
+    "vstack",
+    "row_stack",
+    "dstack",
+    "column_stack",
     *_owned(losses),
     "linear",
     "einsum",

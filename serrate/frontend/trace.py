@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -20,6 +20,7 @@ from serrate import modes
 from serrate.errors import DtypeError, SerrateError, TraceError
 from serrate.frontend import torch_names
 from serrate.frontend.capture import captured, capturing
+from serrate.frontend.classes import answering
 from serrate.frontend.leaves import Leaf, Leaves, leaves_of, mapped, refuse_nested
 from serrate.frontend.ragged_inputs import ragged_view
 from serrate.frontend.random_numbers import random_numbers_refused
@@ -28,11 +29,15 @@ from serrate.ir.fusion import Fusion
 from serrate.ir.values import DTYPES
 from serrate.ir.view import Size, SymbolicRaggedSize, TensorView, is_user_file, standing_for, user_line
 from serrate.tensor import JaggedTensor
-from serrate.tensor.foreign_names import instead_of
+from serrate.tensor.foreign_names import IDIOMS, idiom_of, instead_of
 from serrate.tensor.torch_private import version
 
 _ = torch_names  # imported for its side effects
 TensorView.instead["is_nested"] = instead_of("is_nested")
+TensorView.advice.update(
+    (name, idiom_of(name) if idiom.traced else f"call it outside of the function; there, {idiom_of(name)}")
+    for name, idiom in IDIOMS.items()
+)
 
 Key = tuple[Any, ...]
 Pattern = tuple[int | None, ...]
@@ -229,13 +234,14 @@ def trace(
     found: Callable[[Leaf], bool] | None = None,
     sizes: Pattern = (),
     generators: Sequence[Any] = (),
+    asks: Iterable[tuple[dict[str, Any], str]] = (),
 ) -> TracedFunction:
     """Calls `function` on traced arguments and records what it does.
 
     `outside` are captured tensors that are inputs too. `found` is called for others that the function uses; they become further
     inputs, unless it reports that they cannot be found again in another call. `sizes` are those of the inputs, flattened, None
     for a symbol; sizes not listed are compiled in. `generators` are random number generators that the function reaches; using
-    them is an error.
+    them is an error. `asks` are globals in which functions that it calls find `type` or `isinstance`.
     """
     fusion = Fusion(name=_identifier(function))
     fusion.device = next((leaf.device for leaf in (*leaves_of(args, kwargs), *outside)), None)
@@ -277,7 +283,7 @@ def trace(
         given, named = mapped(tuple(args), view), mapped(dict(kwargs), view)
         known += [(leaf, view(leaf)) for leaf in outside]
         leaves: list[TensorView] = []
-        with random_numbers_refused(generators), capturing(capture), _standing_in():
+        with random_numbers_refused(generators), capturing(capture), _standing_in(), answering(asks):
             result = function(*given, **named)
             form = _flatten(result, leaves, fusion)
         if not leaves:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import sys
 from types import CodeType, FrameType
+
+ASKING: list[CodeType] = []
+"""Code that does nothing but ask, for code outside serrate: what replaces `isinstance` while a function is traced."""
 
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
@@ -17,6 +21,14 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 def is_own(frame: FrameType) -> bool:
     """Whether a frame runs serrate's own code."""
     return _is_own(frame.f_code.co_filename)
+
+
+def outside() -> FrameType:
+    """The innermost frame that does not run serrate's own code."""
+    frame = sys._getframe(1)
+    while is_own(frame) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 @functools.lru_cache(maxsize=4096)
@@ -30,7 +42,9 @@ def asks_for_class(frame: FrameType) -> bool:
     A frame that calls a function written in C stays at that call while the function asks about its arguments. So a question is
     Python's own only if the call is one of `isinstance`.
     """
-    return not is_own(frame) and frame.f_lasti in _questions(frame.f_code)
+    if is_own(frame):
+        return any(frame.f_code is code for code in ASKING)
+    return frame.f_lasti in _questions(frame.f_code)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -82,7 +82,11 @@ class Size(torch.SymInt):
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """What `isinstance` sees: the first call of a traced function sees an int, and so must the others."""
-        return int if standing_for.get() is not None and asks_for_class(sys._getframe(1)) else type(self)
+        return self.stands_for() if standing_for.get() is not None and asks_for_class(sys._getframe(1)) else type(self)
+
+    def stands_for(self) -> type:
+        """The class of this size outside of a trace."""
+        return int
 
     def __index__(self) -> int:
         return self.fusion.fixed(self.expr)
@@ -243,6 +247,8 @@ class TensorView:
     """torch functions and method names -> operations; filled by the front end."""
     instead: ClassVar[dict[str, str]] = {}
     """Suggestions for some missing attributes, appended to messages; filled by the front end."""
+    advice: ClassVar[dict[str, str]] = {}
+    """What to do where a function is not supported, by its name; filled by the front end."""
     __array_ufunc__ = None
     """Makes numpy scalars defer to traced tensors in operators."""
 
@@ -259,9 +265,13 @@ class TensorView:
         kind = standing_for.get()
         if kind is None:
             return type(self)
-        if any(d.is_ragged for d in self.domains):
-            return kind
-        return torch.Tensor if asks_for_class(sys._getframe(1)) else type(self)
+        claimed = self.stands_for()
+        return claimed if claimed is kind or asks_for_class(sys._getframe(1)) else type(self)
+
+    def stands_for(self) -> type:
+        """The class of the tensor that this view represents while a function is traced."""
+        kind = standing_for.get()
+        return kind if kind is not None and any(d.is_ragged for d in self.domains) else torch.Tensor
 
     @property
     def dtype(self) -> torch.dtype:
@@ -476,8 +486,12 @@ class TensorView:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in cls.operators:
             name = torch.overrides.resolve_name(function) or getattr(function, "__name__", function)
-            raise CallError(f"{name} is not supported in a traced function ({user_line()}); call it outside of the function")
+            raise CallError(f"{name} is not supported in a traced function ({user_line()}); {cls._advice(name)}")
         return cls.operators[function](*args, **(kwargs or {}))
+
+    @classmethod
+    def _advice(cls, name: str) -> str:
+        return cls.advice.get(name.rpartition(".")[2], "call it outside of the function")
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise CallError(
@@ -488,6 +502,12 @@ class TensorView:
         raise TraceError(
             f"a branch on data cannot be traced, because data is not known at trace time ({user_line()}); write "
             "torch.where(condition, a, b) instead of `a if condition else b`, or decide before the call"
+        )
+
+    def __contains__(self, element: object) -> bool:
+        raise TraceError(
+            f"whether a traced tensor contains an element depends on data, which is not known at trace time ({user_line()}); "
+            "write (x == element).any(), and use the result in torch.where"
         )
 
     def __len__(self) -> int:
@@ -518,16 +538,14 @@ class TensorView:
         if name in TensorView.instead:
             raise TraceAttributeError(f"a traced tensor has no attribute {name!r} ({user_line()}){TensorView.instead[name]}")
         if callable(getattr(torch.Tensor, name, None)):
-            raise TraceAttributeError(
-                f"{name}() is not supported in a traced function ({user_line()}); call it outside of the function"
-            )
+            raise TraceAttributeError(f"{name}() is not supported in a traced function ({user_line()}); {self._advice(name)}")
         raise TraceAttributeError(
             f"a traced tensor has no attribute {name!r} ({user_line()}): memory and rows are not known while tracing; "
             "read it before the call and pass it as an argument"
         )
 
 
-ATTRIBUTES = ("T", "mT", "values", "lengths", "offsets", "structure")
+ATTRIBUTES = ("T", "mT", "values", "lengths", "offsets", "structure", "num_rows", "num_groups")
 """Operations without arguments that are written as attributes."""
 _DATA = ("item", "tolist", "numpy", "unbind", "nonzero")
 """Methods that return host data or depend on it."""
@@ -549,6 +567,17 @@ def user_line() -> str:
         if is_user_file(frame.filename):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
     return "unknown line"
+
+
+def users_level() -> int:
+    """The `stacklevel` with which a `warnings.warn` of the caller points at the user's line."""
+    frame, level = sys._getframe(1), 1
+    while not is_user_file(frame.f_code.co_filename):
+        if frame.f_back is None:
+            # A thread of torch's, which runs gradients: there is no line of the user's.
+            return 1
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def is_user_file(name: str) -> bool:

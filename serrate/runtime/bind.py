@@ -33,6 +33,7 @@ from serrate.ir.ragged import RaggedIterDomain, offsets_array, running_sum
 from serrate.ir.recipes import Largest
 from serrate.ir.transforms import Merge
 from serrate.ir.traversal import arrays_of, traverse
+from serrate.ir.view import users_level
 from serrate.runtime.arguments import (
     NOTHING_KNOWN,
     Arguments,
@@ -143,8 +144,9 @@ class Binder(Arguments):
         if k not in self._told:
             self._told.add(k)
             warnings.warn(
-                f"argument {k} of {self.name} is not contiguous and is copied at every call; call .contiguous() once before",
-                stacklevel=4,
+                f"argument {k} of {self.name} ({arg.dtype}, shape {list(arg.shape)}) is not contiguous and is copied at every "
+                "call; call .contiguous() once before",
+                stacklevel=users_level(),
             )
         return arg.contiguous()
 

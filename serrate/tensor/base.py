@@ -14,6 +14,7 @@ from torch import Tensor
 
 from serrate.errors import CallError, RaggedSizeError, ShapeError
 from serrate.tensor.components import count
+from serrate.tensor.foreign_names import refuse_recurrent
 from serrate.tensor.hints import NO_HINTS, Hints
 from serrate.tensor.structure import Dim, Structure
 
@@ -221,7 +222,10 @@ class JaggedBase:
         if not -len(dims) <= dim < len(dims):
             raise ShapeError(f"dim {dim} does not exist: the tensor has {len(dims)} dims")
         found = dims[dim]
-        return values.shape[found.values_dim] if found.axis is None else self._size(found)
+        size = values.shape[found.values_dim] if found.axis is None else self._size(found)
+        if type(size) is RaggedSize:
+            refuse_recurrent(size)
+        return size
 
     def is_ragged(self, dim: int) -> bool:
         """Whether a dim has a different size in each row.

@@ -24,7 +24,7 @@ from serrate.tensor.components import take_all
 from serrate.tensor.display.describe import Description, describe
 from serrate.tensor.display.picture import as_html
 from serrate.tensor.display.printing import preview, printed
-from serrate.tensor.foreign_names import instead_of
+from serrate.tensor.foreign_names import idiom_of, instead_of
 from serrate.tensor.hints import AccessPattern, Distribution, Reuse, more_hints
 from serrate.tensor.indexing.keys import lane_key
 from serrate.tensor.indexing.reading import getitem
@@ -39,6 +39,7 @@ from serrate.tensor.permuting import MaybeRagged, permute
 from serrate.tensor.positions import compact, coordinates, row_ids, tile_list, total_tiles
 from serrate.tensor.reshaping import flatten, split, split_like, unbind
 from serrate.tensor.structure import Structure
+from serrate.tensor.sync import host_copy
 from serrate.tensor.torch_private import fields_of
 
 _operators: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -922,6 +923,17 @@ class JaggedTensor(Casts):
         else:
             setitem(self._values, self._structure, key, x)
 
+    def __contains__(self, element: object) -> bool:
+        """Whether any element equals a number, as for tensors.
+
+        >>> 3 in JaggedTensor.from_lengths(torch.tensor([3, 1, 2]), [2, 1])
+        True
+        """
+        if not isinstance(element, int | float | Tensor | JaggedTensor):
+            raise CallError(f"in: an element of a JaggedTensor is a number, got a {type(element).__name__}")
+        found: Any = self == element
+        return bool(host_copy(found.any(), "in"))
+
     def __bool__(self) -> NoReturn:
         raise CallError("a JaggedTensor has no truth value: use len(jt), jt.numel(), or torch.equal(jt, other)")
 
@@ -958,7 +970,8 @@ class JaggedTensor(Casts):
         operator = _operators.get(function)
         if operator is None:
             name = torch.overrides.resolve_name(function) or getattr(function, "__name__", repr(function))
-            raise CallError(f"{name} does not take a JaggedTensor: use jt.values, jt.unbind() or jt.to_padded()")
+            advice = idiom_of(name) or "use jt.values, jt.unbind() or jt.to_padded()"
+            raise CallError(f"{name} does not take a JaggedTensor: {advice}")
         return operator(*args, **(kwargs or {}))
 
     def _wrap(self, piece: MaybeRagged) -> Tensor | JaggedTensor:

@@ -301,7 +301,7 @@ class _Lifting:
         if first is None:
             tensors = [t for t in (*self.program.inputs, *self.program.outputs) if self._has_rows(t, rows)]
             if not tensors:
-                raise self.refuse(f"no tensor has the rows of {rows.boundaries}")
+                raise self._no_rows(rows)
             chosen = tensors[0]
             if chosen.role is Role.OUTPUT:
                 stored = self._input(Source("size", chosen.storage[0].extent_expr), [chosen.storage[0].extent_expr], torch.uint8)
@@ -310,16 +310,34 @@ class _Lifting:
             first = self.nested(stored, rows)
         return first.ragged
 
-    def _has_rows(self, tensor: Tensor, rows: CountedRows) -> bool:
-        """Whether a tensor is read or written at these rows."""
+    def _accesses(self) -> Iterator[Write | Load]:
+        """Where tensors are read and written."""
         (phase,) = self.program.phases
         for node in statements(phase.body):
-            places = [node.index] if isinstance(node, Write) and node.tensor is tensor else []
+            if isinstance(node, Write):
+                yield node
             values = [getattr(node, name) for name in ("value", "left", "right") if hasattr(node, name)]
-            places += [v.index for value in values for v in value.walk() if isinstance(v, Load) and v.tensor is tensor]
-            if any(index and rows.boundaries in index[0].substitute(self.whole).arrays for index in places):
-                return True
-        return False
+            yield from (v for value in values for v in value.walk() if isinstance(v, Load))
+
+    def _has_rows(self, tensor: Tensor, rows: CountedRows) -> bool:
+        """Whether a tensor is read or written at these rows."""
+        places = (each.index for each in self._accesses() if each.tensor is tensor)
+        return any(index and rows.boundaries in index[0].substitute(self.whole).arrays for index in places)
+
+    def _no_rows(self, rows: CountedRows) -> NotLifted:
+        """The error for rows that no tensor stores back to back: those with gaps, and those whose columns are packed."""
+        for each in self._accesses():
+            tests = (self._row_test(test.substitute(self.whole), axis) for test in each.guard for axis in self.axes)
+            if not each.index or rows not in tests:
+                continue
+            name, at = each.tensor.name, each.index[0].substitute(self.whole)
+            if len([axis for axis in self.axes if axis is not rows.component and axis in at.symbols]) > 1:
+                return self.refuse(
+                    f"{name} has two ragged dims side by side, and packs the columns of each row; give it a structure with "
+                    "padded columns: structure.with_columns(columns, packed=False)"
+                )
+            return self.refuse(f"the rows of {name} may have gaps; pack them before the kernel: {name}.contiguous()")
+        return self.refuse("rows are counted whose elements are neither read nor stored")
 
     def _uniform(self, number: Expr, what: str) -> Expr:
         """A number that is the same everywhere, as one of the fusion."""

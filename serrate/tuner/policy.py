@@ -118,6 +118,11 @@ class retuning(tuning):
         super().__enter__()
 
 
+def is_requested() -> bool:
+    """Whether the user asked for measurements here, by `tuning()` or `tune()`."""
+    return _request.get() is not None
+
+
 def measured_again(what: object) -> bool:
     """Whether `tuning(again=True)` requires measuring this key again; True once per key."""
     request = _request.get()

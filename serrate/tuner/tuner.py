@@ -25,15 +25,18 @@ import torch
 from serrate import logs, settings
 from serrate.errors import CacheWarning
 from serrate.runtime.locks import making, searching
-from serrate.runtime.progress import progress
+from serrate.runtime.progress import is_visible, progress
 from serrate.tuner import ranks
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.candidates import Space
-from serrate.tuner.policy import Policy, may_measure, measured_again
+from serrate.tuner.policy import Policy, is_requested, may_measure, measured_again
 from serrate.tuner.record import ProgramKey, Records, Tuning, is_current, records_of
 from serrate.tuner.search import Effort, Measurer, reason_of
 
 log = logs.logger("tune")
+
+_warned = threading.Event()
+"""Set once this process has warned that a call waited for measurements."""
 
 MakeMeasurer = Callable[[bool], Measurer]
 """Makes the measurer for a call; given True, it runs on a copy of the arguments."""
@@ -102,8 +105,10 @@ class ProgramTuner:
         effort: Effort,
         near: Tuning | None,
         before: Tuning | None = None,
+        waiting: bool = True,
     ) -> Tuning:
-        """Measures a bucket, unless another process has done so meanwhile; `before` is a record that is to be replaced."""
+        """Measures a bucket, unless another process has done so meanwhile; `before` is a record that is to be replaced. `waiting`
+        says whether a call waits for the result."""
         budget = effort.budget(self.device.type) / self._shares
         records = self.records
         with searching, records.measuring(bucket, patience=2 * budget + 2) as mine:
@@ -129,11 +134,26 @@ class ProgramTuner:
             tuning = Tuning(self.name, self.key, bucket, found.chosen, found.tried, spent, effort.name, "measured")
             records.put(tuning)
         self._publish(tuning)
+        if waiting and not is_requested():
+            self._tell(spent)
         log.info("%s: %s, measured in %.2f s", self.name, found.chosen, spent)
         for each in found.tried:
             measured = "" if each.seconds is None else f" {1e3 * each.seconds:.3f} ms"
             log.debug("  %s:%s%s", each.candidate, measured, f" {each.reason}" if each.reason else "")
         return tuning
+
+    def _tell(self, seconds: float) -> None:
+        """Says why a call took long: a warning once per process, unless a status line on the terminal has said it."""
+        level = logging.INFO if _warned.is_set() or is_visible() else logging.WARNING
+        if level == logging.WARNING:
+            _warned.set()
+        log.log(
+            level,
+            "a call of %s waited %.1f s while plans were measured for sizes or row lengths of a new kind; such calls may come at "
+            'any step. tune= or SERRATE_TUNE ("background", "never"), effort= or SERRATE_EFFORT ("quick", "none") change it',
+            self.name,
+            seconds,
+        )
 
     def _of_rank_zero(self, bucket: Bucket, space: Space, near: Tuning | None, effort: Effort) -> Tuning:
         """Rank 0's choice for this bucket, or else for another."""
@@ -157,7 +177,7 @@ class ProgramTuner:
 
         def measure() -> None:
             try:
-                tuning = self._measured(bucket, space, lambda _: measurer, effort, near)
+                tuning = self._measured(bucket, space, lambda _: measurer, effort, near, waiting=False)
                 if tuning.chosen != used:
                     settings.replan()
             except Exception as error:

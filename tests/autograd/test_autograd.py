@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -42,6 +43,24 @@ def test_a_loss_reaches_values_and_weights(traced: bool) -> None:
     assert isinstance(jt.grad, JaggedTensor) and jt.grad.structure is jt.structure
     torch.testing.assert_close(jt.grad.values, wanted[0])
     torch.testing.assert_close(weight.grad, wanted[1])
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_copy_of_an_argument_is_told_once_at_the_users_line(traced: bool) -> None:
+    """There were two warnings that pointed into serrate, one of them about a program that the user never wrote."""
+    values = torch.linspace(-1, 1, 20).reshape(4, 5).T.requires_grad_()
+    jt, weight = JaggedTensor.from_lengths(values, [3, 0, 2]), torch.linspace(-1, 1, 8).reshape(4, 2)
+    function = jit(squares) if traced else (lambda x, w: torch.softmax(x, 1).mul(x.detach()).sum())
+    with pytest.warns(UserWarning, match=r"argument \d of \w+ \(torch.float32, shape \[5, 4\]\) is not contiguous") as told:
+        result = function(jt, weight)
+        (found,) = torch.autograd.grad(result, values)
+    assert all(each.filename == __file__ and "_backward" not in str(each.message) for each in told)
+    packed = values.detach().contiguous().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (wanted,) = torch.autograd.grad(function(JaggedTensor.from_lengths(packed, [3, 0, 2]), weight), packed)
+        function(jt.contiguous(), weight)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_gradients_add_up_and_can_be_cleared() -> None:

@@ -456,6 +456,57 @@ def test_what_is_in_the_way_is_named_with_its_line(function: Callable[..., Any],
         assert f"line {marked[0]} " in str(caught.value)
 
 
+def correlated(x: Any, y: Any, out: Any) -> Any:
+    for b in hl.grid(x.num_rows):
+        for i in hl.tile(x.max_length):
+            for j in hl.tile(y.max_length):
+                out[b, i, j] = x[b, i, :] @ y[b, j, :].T  # here
+    return out
+
+
+KEYS = [2, 1, 3, 0]
+
+
+def pairs(packed: bool) -> JaggedTensor:
+    """Zeros for each pair of a position of a row of LENGTHS and one of a row of KEYS."""
+    structure = Structure.from_lengths(torch.tensor(LENGTHS)).with_columns(torch.tensor(KEYS), packed=packed)
+    sizes = [sum(n * m for n, m in zip(LENGTHS, KEYS, strict=True))] if packed else [sum(LENGTHS), max(KEYS)]
+    return JaggedTensor(torch.zeros(sizes, dtype=torch.float64), structure)
+
+
+def test_products_of_rows_with_padded_columns() -> None:
+    """The message below names them."""
+    kernel = serrate.kernel(correlated, backward="auto")
+    x, y = drawn(sum(LENGTHS), 3, dtype=torch.float64), drawn(sum(KEYS), 3, seed=1, dtype=torch.float64)
+    parts = zip(x.split(LENGTHS), y.split(KEYS), strict=True)
+    wanted = torch.autograd.grad(sum((a @ b.T).square().sum() for a, b in parts), (x, y))  # type: ignore[arg-type]
+    out = kernel(rows(x), JaggedTensor.from_lengths(y, KEYS), pairs(packed=False))
+    torch.testing.assert_close(torch.autograd.grad(out.values.square().sum(), (x, y)), wanted)
+
+
+@pytest.mark.usefixtures("reference")
+def test_products_of_rows_with_packed_columns_are_named_as_such() -> None:
+    """The message spoke of an array that the compiler had named."""
+    kernel = serrate.kernel(correlated, backward="auto")
+    x, y = flat(3, dtype=torch.float64), drawn(sum(KEYS), 3, dtype=torch.float64)
+    reason = "differentiate line .*# here.*: out has two ragged dims side by side, and packs .*, packed=False"
+    with pytest.raises(GradientError, match=reason):
+        kernel(rows(x), JaggedTensor.from_lengths(y, KEYS), pairs(packed=True))
+
+
+@pytest.mark.usefixtures("reference")
+def test_results_with_gaps_are_named_as_such() -> None:
+    def scaled(x: Any, out: Any) -> Any:
+        for b in hl.grid(out.num_rows):
+            for i in hl.tile(out.max_length):
+                out[b, i] = x[b] * 2
+        return out
+
+    gaps = JaggedTensor.from_starts(torch.zeros(8), [0, 4], [3, 2])
+    with pytest.raises(GradientError, match=r"the rows of out may have gaps; pack them before the kernel: out.contiguous\(\)"):
+        serrate.kernel(scaled, backward="auto")(drawn(2), gaps)
+
+
 CONDITIONS = ("i % 4 < 2", "7 - i < 3", "i // 3 < 2", "i * -1 < -2", "i < 100", "i < 3", "(i % 4 < 2) & (i > 1)", "i + 3 < 8")
 
 
@@ -661,6 +712,25 @@ def test_checked_calls_are_checked_with_gradients_too(monkeypatch: pytest.Monkey
         gathered(x, torch.tensor([0, 1, 9]))
     gathered(x, torch.tensor([0, 1, 1])).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2 * x[0].item(), 4 * x[1].item(), 0, 0]
+
+
+@pytest.mark.usefixtures("reference")
+def test_gradients_that_copy_an_argument_say_so_at_the_users_line() -> None:
+    """A kernel reads it in place, and its backward program does not."""
+
+    @serrate.kernel(backward="auto")
+    def square(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        for t, u in hl.tile([x.size(0), x.size(1)]):
+            out[t, u] = x[t, u] * x[t, u]
+        return out
+
+    x = drawn(3, 4).detach().T.requires_grad_()
+    with pytest.warns(UserWarning, match="square: x is not contiguous, and its gradients copy it at every call") as told:
+        for _ in range(2):
+            (found,) = torch.autograd.grad(square(x).sum(), x)
+    assert [each.filename for each in told] == [__file__]
+    torch.testing.assert_close(found, 2 * x)
 
 
 def test_programs_are_shown_for_arguments_that_require_gradients() -> None:

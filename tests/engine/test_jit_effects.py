@@ -5,6 +5,7 @@ In: functions with effects. Out: failures where an effect is frozen, lost or lea
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from serrate import JaggedTensor, jit
+import serrate
+from serrate import JaggedTensor, KeyedJaggedTensor, jit
 from serrate.errors import DtypeError, GradientError, InPlaceError, ShapeError, TraceError
 
 pytestmark = pytest.mark.usefixtures("reference")
@@ -298,7 +300,22 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "not a parameter": lambda w: isinstance(w, Tensor) and not isinstance(w, nn.Parameter),
     "not ragged": lambda w: not isinstance(w, JaggedTensor),
     "its class": lambda w: issubclass(w.__class__, Tensor),
+    "type": lambda w: type(w) is Tensor,
+    "type of a result": lambda w: type(w + 1) == torch.Tensor and type(torch.exp(w)) is not JaggedTensor,  # noqa: E721
+    "type among others": lambda w: type(w) in (float, Tensor) and type(w) not in {int, list},
+    "type as a key": lambda w: {int: False, Tensor: True}[type(w)],
+    "type of others": lambda w: type(1.0 + 1) is float and type(type(w)) is type(Tensor) and type("C", (), {}).__name__ == "C",
+    "type as a class": lambda w: isinstance(Tensor, type) and not isinstance(w, type) and issubclass(type(Tensor), type),
+    "type in a function of its own": lambda w: (lambda each: type(each) is Tensor)(w),
+    "type in a helper": lambda w: is_tensor(w),
+    "type in map": lambda w: list(map(type, [1, w])) == [int, Tensor],
+    "isinstance in map": lambda w: list(map(isinstance, [1, w], [int, Tensor])) == [True, True],
+    "isinstance in a partial": lambda w: functools.partial(isinstance, w)(Tensor) and not isinstance(w, int),
 }
+
+
+def is_tensor(each: Any) -> bool:
+    return type(each) is Tensor
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -310,6 +327,54 @@ def test_traced_dense_tensors_are_tensors(name: str) -> None:
 
     w = torch.tensor([2.0])
     torch.testing.assert_close(jit(function)(X, w).values, X.values * 2)
+
+
+def test_the_classes_of_traced_ragged_and_keyed_tensors() -> None:
+    keyed = serrate.keyed({"a": X, "b": X})
+
+    def function(x: Any, k: Any) -> Any:
+        right = type(x) is JaggedTensor and type(k) is KeyedJaggedTensor and isinstance(k, KeyedJaggedTensor)
+        return x * k["a"] if right else x * 0
+
+    torch.testing.assert_close(jit(function)(X, keyed).values, function(X, keyed).values)
+
+
+def test_the_module_of_a_traced_function_keeps_its_type() -> None:
+    """Tracing replaces `type` in the globals of the function; also if the function fails, or calls another that is traced."""
+
+    def failing(x: Any) -> Any:
+        raise ValueError(type(x).__name__)
+
+    inner = jit(lambda x: x * 2 if type(x) is Tensor else x)
+
+    def calling(x: Any, w: Any) -> Any:
+        return x * inner(w) * inner(x) * (1 if type(w) is Tensor else 0)
+
+    with pytest.raises(ValueError, match="JaggedTensor"):
+        jit(failing)(X)
+    for _ in range(2):
+        torch.testing.assert_close(jit(calling)(X, torch.ones(1)).values, X.values.square() * 2)
+    assert not {"type", "isinstance"} & globals().keys()
+
+
+def test_a_type_of_the_users_own_is_called() -> None:
+    names: dict[str, Any] = {"type": lambda _: 3.0, "__name__": "a_users_module"}
+    exec("def function(x):\n    return x * type(x)", names)
+    torch.testing.assert_close(jit(names["function"])(X).values, X.values * 3)
+    names["type"] = lambda _: 4.0
+
+
+def test_a_function_that_asks_for_a_type_is_traced_once() -> None:
+    traces: list[int] = []
+
+    def function(x: Any, w: Any) -> Any:
+        traces.append(1) if type(w) is Tensor else None
+        return x * w
+
+    f = jit(function)
+    for _ in range(3):
+        f(X, torch.ones(1))
+    assert traces == [1]
 
 
 def test_a_traced_dense_tensor_matches_a_class_pattern() -> None:

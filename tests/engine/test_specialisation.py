@@ -353,6 +353,8 @@ def test_sizes_as_numbers() -> None:
 
 ASKED: dict[str, Callable[[Any], Any]] = {
     "isinstance": lambda x: x * (2 if isinstance(x.shape[0], int) else 3),
+    "type": lambda x: x * (2 if type(x.shape[0]) is int else 3),
+    "type as a key": lambda x: x * {int: 2}[type(x.shape[0] + 1)],
     "str": lambda x: x * len(str(x.shape[0])),
     "f-string": lambda x: x * {"5": 1, "7": 2}.get(f"{x.shape[0]}", 3),
     "format": lambda x: x * {"05": 1, "07": 2}.get(f"{x.shape[0]:02d}", 3),

@@ -912,6 +912,17 @@ RUNTIME = [
 
 FRONTEND = [
     *_of(
+        "serrate/frontend/classes.py",
+        JIT,
+        ("return class_of(*args) if len(args) == 1", "return type(*args) if len(args) == 1"),
+        ("if names.get(name) is ANSWERING[name]:", "if False:"),
+    ),
+    *_of(
+        "serrate/frontend/signatures/reducing.py",
+        ("tests/engine/test_composed_functions.py",),
+        ("return ops.where(zero, 0.0, root(ops.where(zero, 1.0, x)))", "return root(x)"),
+    ),
+    *_of(
         "serrate/frontend/ops/elementwise.py",
         _cases("numbers_are_rounded and cpp", "tests/engine/test_rounding.py"),
         ('if comparison or name == "pow":', 'if name == "pow":'),

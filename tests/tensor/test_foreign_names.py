@@ -25,7 +25,7 @@ def test_a_tensor_is_neither_true_nor_false_but_hashes() -> None:
     assert {jt: 1}[jt] == 1
 
 
-@pytest.mark.parametrize("name", ["data_ptr", "repeat"])
+@pytest.mark.parametrize("name", ["data_ptr", "unfold"])
 def test_names_of_torch_lead_to_the_parts(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"no attribute '{name}': tensors have it; use it on jt\.values"):
         getattr(ragged(), name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +25,7 @@ from serrate.runtime.dispatch import Prepared
 from serrate.runtime.launch import CppExecutable
 from serrate.schedule.plan import ORDERS, Plan
 from serrate.schedule.target import Target
-from serrate.tuner import measure, record
+from serrate.tuner import measure, record, tuner
 from serrate.tuner.buckets import Bucket
 from serrate.tuner.buffers import CopiedBuffers
 from serrate.tuner.candidates import Candidate
@@ -310,6 +312,55 @@ def test_a_remembered_plan_that_is_not_legal_is_reported_and_not_used(measured: 
     record.forget()
     with pytest.warns(UserWarning, match="no_such_option"):
         torch.testing.assert_close(serrate.jit(doubled_sums)(rows()), 2 * by_loop(rows()))
+
+
+@pytest.fixture
+def unwarned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """A process that has not warned yet, and what it logs."""
+    monkeypatch.setattr(tuner, "_warned", threading.Event())
+    caplog.set_level(logging.INFO, "serrate.tune")
+    return caplog
+
+
+def waits(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """The levels and the functions of records about calls that waited."""
+    found = [(each.levelname, each.getMessage()) for each in caplog.records if "waited" in each.getMessage()]
+    assert all("SERRATE_TUNE" in text and "SERRATE_EFFORT" in text and re.search(r"waited \d+\.\d s", text) for _, text in found)
+    return [(level, text.split("a call of ")[1].split()[0]) for level, text in found]
+
+
+def test_a_call_that_waits_says_so(measured: Measured, unwarned: pytest.LogCaptureFixture) -> None:
+    """A training loop paused for seconds at steps with new lengths, and nothing said why."""
+    call = serrate.jit(doubled_sums)
+    for _ in range(2):
+        call(rows())
+    assert waits(unwarned) == [("WARNING", "doubled_sums")]
+    call(rows((700, 0, 0, 1) * 50))
+    serrate.jit(lambda jt: jt + 1)(rows())
+    assert [level for level, _ in waits(unwarned)] == ["WARNING", "INFO", "INFO"]
+
+
+def test_a_terminal_shows_the_wait_once(
+    measured: Measured, unwarned: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, a status line has said it; logging would write a warning below it."""
+    monkeypatch.setattr(tuner, "is_visible", lambda: True)
+    serrate.jit(doubled_sums)(rows())
+    assert waits(unwarned) == [("INFO", "doubled_sums")]
+
+
+def test_only_calls_that_wait_unasked_say_so(measured: Measured, unwarned: pytest.LogCaptureFixture) -> None:
+    serrate.jit(doubled_sums).tune(rows())
+    with serrate.tuning():
+        serrate.jit(lambda jt: jt + 1)(rows())
+    serrate.jit(doubled_sums, tune="never")(rows((1, 2)))
+    call = serrate.jit(doubled_sums, tune="background")
+    call(rows((700, 0, 0, 1) * 50))
+    for _ in range(1000):
+        if call.tunings(rows((700, 0, 0, 1) * 50))[0].source == "measured":
+            break
+        time.sleep(0.01)
+    assert measured.searches == 3 and waits(unwarned) == []
 
 
 def test_in_the_background_the_first_call_does_not_wait(measured: Measured) -> None:

@@ -163,10 +163,19 @@ def vector_norm(
     elif ord == 1:
         found = ops.sum(size, dim, keepdim)
     elif ord == 2:
-        found = ops.sqrt(ops.sum(ops.square(size), dim, keepdim))
-    else:
+        found = _unless_zero(ops.sqrt, ops.sum(ops.square(size), dim, keepdim))
+    elif ord < 0:
         found = ops.pow(ops.sum(ops.pow(size, float(ord)), dim, keepdim), 1.0 / ord)
+    else:
+        powers = ops.pow(size, float(ord)) if ord >= 1 else _unless_zero(lambda each: ops.pow(each, float(ord)), size)
+        found = _unless_zero(lambda total: ops.pow(total, 1.0 / ord), ops.sum(powers, dim, keepdim))
     return typed(found, x.dtype)
+
+
+def _unless_zero(root: Callable[[TensorView], TensorView], x: TensorView) -> TensorView:
+    """A root of a tensor; where that is 0, its gradient is 0, as in torch, and not infinite."""
+    zero = ops.eq(x, 0.0)
+    return ops.where(zero, 0.0, root(ops.where(zero, 1.0, x)))
 
 
 def norm(

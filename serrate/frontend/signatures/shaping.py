@@ -15,7 +15,8 @@ from serrate.errors import ShapeError
 from serrate.frontend import ops
 from serrate.frontend.ops.movement import index_together, require_inside
 from serrate.frontend.shapes import shown
-from serrate.ir.view import Size, TensorView
+from serrate.ir.view import Size, SymbolicRaggedSize, TensorView
+from serrate.tensor.foreign_names import refuse_recurrent
 
 
 def squeeze(input: TensorView, dim: int | None = None) -> TensorView:
@@ -148,7 +149,10 @@ def clone(input: TensorView, *, memory_format: Any = None) -> TensorView:
 
 
 def size(input: TensorView, dim: int | None = None) -> Any:
-    return input.shape if dim is None else input.shape[dim]
+    found = input.shape if dim is None else input.shape[dim]
+    if isinstance(found, SymbolicRaggedSize):
+        refuse_recurrent(found)
+    return found
 
 
 def dim(input: TensorView) -> int:

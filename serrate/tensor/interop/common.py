@@ -6,7 +6,6 @@ In: the name of a bridge, `copy=`, a structure. Out: shared or copied values; an
 from __future__ import annotations
 
 import importlib
-import inspect
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,6 +13,7 @@ from types import ModuleType
 from torch import Tensor
 
 from serrate.errors import CopyError, CopyWarning, FormatError, GradientError, PackageMissing
+from serrate.ir.view import users_level
 from serrate.tensor.rows import Rows
 from serrate.tensor.structure import Structure
 from serrate.tensor.sync import host_copy
@@ -37,7 +37,7 @@ class Copying:
             raise CopyError(f"{self.bridge}: copy=False, but {reason}: allow the copy with copy=True")
         if self.copy is None:
             text = f"{self.bridge} copied the values: {reason} (copy=True silences this)"
-            warnings.warn(text, CopyWarning, stacklevel=_users_level())
+            warnings.warn(text, CopyWarning, stacklevel=users_level())
 
     def kept(self, values: Tensor) -> Tensor:
         """Values that could be shared: themselves, or a copy if `copy=True`.
@@ -63,14 +63,6 @@ class Copying:
             return values
         self.forced(f"the values are on {values.device}")
         return host_copy(values, self.bridge)
-
-
-def _users_level() -> int:
-    """The `stacklevel` with which the `warnings.warn` above points at the user's line."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "serrate":
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def composition(structure: Structure) -> str:
