@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -64,12 +65,18 @@ def install() -> None:
 
 @functools.cache
 def _built() -> Path:
-    """The library with the operations of the device."""
+    """The library with the operations of the device, which is built once for a torch."""
     torch_folder = Path(torch.__file__).parent
-    target = Path(tempfile.mkdtemp(prefix="benchmarks-")) / "fake_cuda.so"
     source = Path(__file__).with_name("fake_cuda.cpp")
     flags = ("-std=c++20", "-O1", "-shared", "-fPIC", f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}")
-    subprocess.run([compiler(), *flags, str(source), "-o", str(target), "-ltorch_cpu", "-lc10"], check=True)
+    key = hashlib.sha256("\0".join([source.read_text(), torch.__version__, *flags]).encode()).hexdigest()[:16]
+    target = Path(__file__).resolve().parents[1] / "build" / f"fake_cuda-{key}.so"
+    if not target.exists():
+        target.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            subprocess.run([compiler(), *flags, str(source), "-o", str(made), "-ltorch_cpu", "-lc10"], check=True)
+            made.replace(target)  # other processes find all of it or nothing
     return target
 
 

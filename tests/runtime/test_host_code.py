@@ -15,10 +15,8 @@ import pytest
 from tests.runtime.on_fake_device import ROOT, needs_fake_device
 
 PROGRAMS = (
-    "sums softmax",
-    "layer_norm pointwise products",
-    "attention two_tensors changed_offsets derivations",
-    "nested lookups routing kernels",
+    "sums layer_norm pointwise products attention nested lookups routing",
+    "softmax two_tensors changed_offsets derivations kernels",
 )  # fmt: skip
 
 
