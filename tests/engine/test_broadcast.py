@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from serrate import JaggedTensor, Structure, jit
+from serrate.errors import ShapeError
 
 LENGTHS = torch.tensor([3, 0, 2])
 
@@ -42,3 +43,16 @@ def test_rows_of_one_rectangle_meet_columns_of_another(backend: str) -> None:
     got = jit(program, backend=backend)(x, y)
     for a, b, c in zip(got.unbind(), x.unbind(), y.unbind(), strict=True):
         torch.testing.assert_close(a, program(b[None], c[None])[0])
+
+
+@pytest.mark.parametrize("other", ["rows", "rectangles"])
+def test_rows_never_meet_rows_that_another_dim_counts(other: str) -> None:
+    """Row i of one operand would meet all rows of the other, whose lengths differ."""
+    structure = Structure.from_lengths(LENGTHS.clone())
+    x = JaggedTensor(torch.randn(5), structure)
+    if other == "rectangles":
+        x = JaggedTensor(torch.randn(13), structure.with_columns(LENGTHS.clone()))
+    for program in (lambda x: x.unsqueeze(1) + x, lambda x: torch.where(x > 0, x.unsqueeze(1), 0.0)):
+        with pytest.raises(ShapeError, match=r"dim 0 of \(3, 1, r0.*\), which counts rows, is not .* unsqueeze\(1\) adds"):
+            program(x)
+    torch.testing.assert_close((x.unsqueeze(1) + x.unsqueeze(1)).values.flatten(), 2 * x.values)
