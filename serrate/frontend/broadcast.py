@@ -15,7 +15,7 @@ from serrate.frontend.shapes import equal_now, shown, size_shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
-from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.ragged import RaggedIterDomain, lengths_array
 from serrate.ir.transforms import entangled
 from serrate.ir.values import Index
 from serrate.ir.view import TensorView
@@ -181,7 +181,7 @@ def match(fusion: Fusion, what: str, chosen: IterDomain, other: IterDomain, late
         # Rows and columns of one component, or rows and their permutation, also have one structure.
         if chosen.pairing == other.pairing and chosen.length is other.length:
             return
-        left, right = offsets_array(chosen), offsets_array(other)
+        left, right = lengths_array(chosen), lengths_array(other)
         if left.data is not None and right.data is not None:
             if left.data != right.data:
                 raise StructureMismatch(f"{what}: the rows differ in length")
