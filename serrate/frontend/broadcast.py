@@ -15,7 +15,7 @@ from serrate.frontend.shapes import equal_now, shown, size_shown
 from serrate.ir.domains import IterDomain
 from serrate.ir.expr import Array
 from serrate.ir.fusion import AtLeastLongest, Equal, Fusion
-from serrate.ir.ragged import RaggedIterDomain, offsets_array
+from serrate.ir.ragged import RaggedIterDomain, lengths_array
 from serrate.ir.transforms import entangled
 from serrate.ir.values import Index
 from serrate.ir.view import TensorView
@@ -25,6 +25,7 @@ def broadcast(fusion: Fusion, operation: str, views: Sequence[TensorView]) -> tu
     """The result's domains and the index at which each view is read."""
     rank = max(view.ndim for view in views)
     _check_not_crossed(operation, views)
+    _check_counted_alike(operation, views)
     result: list[IterDomain] = []
     # If one operand has all ragged dims and the dims that index their rows, take them all from it.
     ordered = sorted(views, key=lambda view: -len([d for d in view.domains if d.is_ragged]))
@@ -65,6 +66,28 @@ def _check_not_crossed(operation: str, views: Sequence[TensorView]) -> None:
                 f"{operation} of {_operands(views)}: ragged dims of one operand are aligned with regular dims of another, and "
                 "the other way round; transpose one of them"
             )
+
+
+def _check_counted_alike(operation: str, views: Sequence[TensorView]) -> None:
+    """Raises if two aligned ragged dims have the dims that count their rows in different places: row i of one would meet all rows
+    of the other, which have other lengths."""
+    for one, other in itertools.combinations(views, 2):
+        for rows, its in zip(reversed(one.domains), reversed(other.domains), strict=False):
+            mine, theirs = _counting_place(one, rows), _counting_place(other, its)
+            if mine is not None and theirs is not None and mine != theirs:
+                first, second, at = (one, other, mine) if mine < theirs else (other, one, theirs)
+                raise ShapeError(
+                    f"{operation} of {_operands(views)}: dims are aligned from the last, so dim {at + first.ndim} of "
+                    f"{shown(first)}, which counts rows, is not aligned with the dim of {shown(second)} that does; "
+                    f"unsqueeze({second.ndim + max(mine, theirs) + 1}) adds a dim to {shown(second)}"
+                )
+
+
+def _counting_place(view: TensorView, rows: IterDomain) -> int | None:
+    """The dim, counted from the end, that counts the rows of a ragged dim; None if no single dim does."""
+    if not isinstance(rows, RaggedIterDomain):
+        return None
+    return next((k - view.ndim for k, d in enumerate(view.domains) if d.uid == rows.component.uid), None)
 
 
 def _beside_rows(fusion: Fusion, dim: int, short: TensorView, rows: RaggedIterDomain) -> str:
@@ -158,7 +181,7 @@ def match(fusion: Fusion, what: str, chosen: IterDomain, other: IterDomain, late
         # Rows and columns of one component, or rows and their permutation, also have one structure.
         if chosen.pairing == other.pairing and chosen.length is other.length:
             return
-        left, right = offsets_array(chosen), offsets_array(other)
+        left, right = lengths_array(chosen), lengths_array(other)
         if left.data is not None and right.data is not None:
             if left.data != right.data:
                 raise StructureMismatch(f"{what}: the rows differ in length")

@@ -21,7 +21,7 @@ from serrate.interpret.functions import getitem
 from serrate.interpret.loops import LoopRun
 from serrate.interpret.machine import Interpreting
 from serrate.interpret.memory import load, store
-from serrate.interpret.races import Writes
+from serrate.interpret.races import Accesses
 from serrate.interpret.source import AnnotatedKernel, noted
 from serrate.interpret.values import ConcreteValue
 from serrate.tensor import JaggedTensor
@@ -76,7 +76,7 @@ def interpret(
     for each in (*args, *kwargs.values()):
         if isinstance(each, (torch.Tensor, JaggedTensor)):
             _check(each)
-    run = Interpreting(tuple(block_sizes), block, Writes() if check else None, source.first, source.last)
+    run = Interpreting(tuple(block_sizes), block, Accesses() if check else None, source.first, source.last)
     with running(run), _Indexing():
         result = source.function(*args, **kwargs)
     for each in result if isinstance(result, tuple) else [result]:

@@ -164,8 +164,8 @@ class ConcreteRange:
             refuse(f"{self._what} must be used in a `for` statement of the kernel itself, not in a function it calls")
         loop = run.loops[-1]
         loop.parallel = run.depth == 0
-        if loop.parallel and run.writes is not None:
-            run.writes.new_phase()
+        if loop.parallel and run.accesses is not None:
+            run.accesses.new_phase()
         run.depth += 1
         try:
             counts = [-(-max(0, end - begin) // block) for begin, end, block, *_ in self._dims]

@@ -147,8 +147,11 @@ def _read(target: ConcreteElements, extra_mask: Any) -> ConcreteValue:
     tensor, placed = target.tensor, target.placed
     if tensor.numel() == 0:
         return placed.value(torch.zeros(placed.sizes, dtype=tensor.dtype, device="cpu"))
+    run, lanes = current("a load"), target.inside & wanted
+    if run.accesses is not None:
+        run.accesses.note_read(tensor, tuple(index.broadcast_to(placed.sizes)[lanes] for index in target.where), int(lanes.sum()))
     data = tensor[_clamped(target)] if target.where else tensor
-    return placed.value(torch.where(target.inside & wanted, data, torch.zeros((), dtype=tensor.dtype, device="cpu")))
+    return placed.value(torch.where(lanes, data, torch.zeros((), dtype=tensor.dtype, device="cpu")))
 
 
 def _write(target: ConcreteElements, x: Any, extra_mask: Any, *, add: bool = False) -> None:
@@ -165,8 +168,8 @@ def _write(target: ConcreteElements, x: Any, extra_mask: Any, *, add: bool = Fal
     lanes = target.inside & wanted
     data = value.data.broadcast_to(target.placed.sizes)[lanes].to(tensor.dtype)
     where = tuple(index.broadcast_to(target.placed.sizes)[lanes] for index in target.where)
-    if run.writes is not None and not add:
-        run.writes.note(tensor, where, data)
+    if run.accesses is not None:
+        run.accesses.note(tensor, where, data, add=add)
     if not where:
         if bool(lanes):
             tensor.copy_(tensor + data.reshape(()) if add else data.reshape(()))
@@ -175,7 +178,7 @@ def _write(target: ConcreteElements, x: Any, extra_mask: Any, *, add: bool = Fal
 
 
 def _check_bounds(target: ConcreteElements, wanted: Tensor) -> None:
-    if current("a load").writes is None:
+    if current("a load").accesses is None:
         return
     stray = target.stray & wanted
     if bool(stray.any()):

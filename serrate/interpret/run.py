@@ -11,7 +11,7 @@ from serrate.frontend.kernel.machine import BlockSizes
 
 if TYPE_CHECKING:
     from serrate.interpret.loops import LoopRun
-    from serrate.interpret.races import Writes
+    from serrate.interpret.races import Accesses
 
 DEFAULT_BLOCK = 16
 
@@ -20,10 +20,10 @@ class KernelRun(BlockSizes):
     """The state of one call. Loops are a stack, innermost last; `clock` counts iterations of all loops together."""
 
     def __init__(
-        self, blocks: tuple[int | None, ...], block: int | str | None, writes: Writes | None, first: int, last: int
+        self, blocks: tuple[int | None, ...], block: int | str | None, accesses: Accesses | None, first: int, last: int
     ) -> None:
         super().__init__(blocks, DEFAULT_BLOCK if block is None else block)
-        self.writes = writes
+        self.accesses = accesses
         self.lines = range(first, last + 1)
         self.loops: list[LoopRun] = []
         self.clock = 0

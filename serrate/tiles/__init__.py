@@ -10,6 +10,7 @@ loop once on symbolic tiles. From there on, it is scheduled and lowered like the
     memory.py       loads and stores
     functions.py    torch functions on tile values, by name; elementwise.py, shaping.py, reducing.py, scans.py, products.py
     races.py        stores that race, whatever the arguments
+    read_back.py    loops that access what other iterations store
     proof.py        whether the compiler may choose a tile size
     signature.py    the form of a call; specialise.py finds or makes the program for it
     stage.py        a loop's program, built and bound; sources.py says where its arguments come from

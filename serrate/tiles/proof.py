@@ -4,11 +4,13 @@ In: the program of a kernel. Out: the carried values and stores for which this i
 
 After its loop, a recognised reduction does not depend on how the row is cut into tiles; inside the loop, it covers only the
 tiles so far. If every iteration stores to the same place, the last tile decides. A reduction or scan of the lanes of a tile
-covers that tile only, which no longer matters once a carried value or an atomic add has combined all of them. A kernel is tested
-if a carried value is read inside its loop, is not recognised, or depends on a reduction of one tile; or if stores overwrite each
-other, or depend on such a reduction. It runs on random data with tiles of one position, three positions, and the whole row. If
-the results agree, the tile size is "tested, not proven"; if not, the user must fix it. The rows are those of a call: if none has
-two positions, the test shows nothing, and a later call is tested.
+covers that tile only, which no longer matters once a carried value or an atomic add has combined all of them. All lanes of a tile
+read before any of them stores, so what one reads of what another stores depends on whether they are in one tile. A kernel is
+tested if a carried value is read inside its loop, is not recognised, or depends on a reduction of one tile; if stores overwrite
+each other, or depend on such a reduction; or if an iteration may read what another one stores (`read_back.py`). It runs on random
+data with tiles of one position, three positions, and the whole row. If the results agree, the tile size is "tested, not proven";
+if not, the user must fix it. The rows are those of a call: if none has two positions, the test shows nothing, and a later call is
+tested.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from serrate.lower.passes.common import names_in
 from serrate.schedule.dependences import is_read_inside
 from serrate.tensor import JaggedTensor
 from serrate.tiles.carried import COMBINES
+from serrate.tiles.read_back import ReadBack, read_back
 
 WHOLE = 512
 """The longest row that is tested in one tile."""
@@ -42,8 +45,9 @@ class OfOneTile:
     tensor: Tensor
 
 
-Suspect: TypeAlias = Carry | Tensor | OfOneTile
-"""A carried value, or a tensor that is overwritten or gets values of one tile, which may depend on a tile size."""
+Suspect: TypeAlias = Carry | Tensor | OfOneTile | ReadBack
+"""A carried value, or a tensor that is overwritten, gets values of one tile or is read beside the place of a store, which may
+depend on a tile size."""
 
 
 def unproven(program: TileProgram) -> list[tuple[Axis, Suspect]]:
@@ -59,13 +63,14 @@ def unproven(program: TileProgram) -> list[tuple[Axis, Suspect]]:
                     suspects += [c for c in node.carried if c.reduction is None or is_read_inside(c, node)]
                     suspects += _overwritten(node, {s for a in axes for s in _symbols(a)})
                 suspects += _of_one_tile(node, axes)
+                suspects += read_back(program, node)
                 found |= dict.fromkeys((axis, each) for each in suspects)
     return list(found)
 
 
 def name_of(each: Suspect) -> str:
     """Its name in messages."""
-    return each.name if isinstance(each, Tensor) else each.tensor.name if isinstance(each, OfOneTile) else str(each)
+    return each.name if isinstance(each, Tensor) else each.tensor.name if isinstance(each, OfOneTile | ReadBack) else str(each)
 
 
 def _overwritten(loop: Loop, own: set[Symbol]) -> Iterator[Tensor]:
@@ -222,9 +227,19 @@ def agree(results: Sequence[Sequence[torch.Tensor]]) -> bool:
 
 def refusal(values: Sequence[tuple[Axis, Suspect]], tiles: Sequence[int]) -> KernelError:
     """The error for values that depend on the size of a tile."""
+    sizes = ", ".join(map(str, tiles))
+    beside = sorted(((axis, each) for axis, each in values if isinstance(each, ReadBack)), key=lambda pair: not pair[1].reads)
+    if beside:
+        axis, access = beside[0]
+        return KernelError(
+            f"iterations of {axis} {'read' if access.reads else 'overwrite'} elements of {access.tensor.name} that other "
+            "iterations store, so the result depends on how rows are cut into tiles: tiles of "
+            f"{sizes} positions give different results. "
+            f"{'Read from a copy made before the loop' if access.reads else 'Store each element once'}, store to another tensor, "
+            "or fix the tile, as in hl.tile(..., block_size=16): tiles of a loop inside of another one run in order"
+        )
     carried = [(axis, each) for axis, each in values if isinstance(each, Carry)]
     stores = [(axis, each) for axis, each in values if isinstance(each, Tensor)]
-    sizes = ", ".join(map(str, tiles))
     if not carried and len(stores) == len(values):
         axis, tensor = stores[0]
         return KernelError(

@@ -38,6 +38,7 @@ from serrate.tiles.proof import (
     tiles_to_try,
     unproven,
 )
+from serrate.tiles.read_back import refuse_read_back
 from serrate.tiles.signature import counts_of, paths_of, sizes_of, widths
 from serrate.tiles.source import DeviceLoop
 from serrate.tiles.sources import CPU_DEVICE, NUMBERS, ArgumentSources, Container, Env, Fixed, Items, Path, Places, names_of
@@ -179,6 +180,7 @@ class LoopPrograms:
 
     def _make(self, env: Env, items: Items, sizes: dict[Path, int], form: Form) -> LoopStage:
         program, trace = self._traced(env, items, sizes, form)
+        refuse_read_back(program, trace.lines)
         self._report(self, program)
         if self.options.alone:
             _require_order(self.name, program)
