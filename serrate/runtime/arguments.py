@@ -25,7 +25,7 @@ from serrate.tensor.sync import host_copy, on_host
 from serrate.tensor.torch_private import stream_of
 
 if TYPE_CHECKING:
-    from serrate.runtime.triton import Derivation
+    from serrate.runtime.derivation import Derivation
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ class Arguments:
         readers = [self.array_reader(array) for array in arrays]
         if not together:
             return lambda call: tuple([read(call) for read in readers])
-        from serrate.runtime.triton import Derivation, can_derive  # triton is optional: only its backend may import it
+        from serrate.runtime.derivation import Derivation, can_derive  # triton is optional: only its backend may import it
 
         places = [k for k, array in enumerate(arrays) if can_derive(array)]
         derivation = Derivation([arrays[k] for k in places], tuple(self.symbols)) if places else None

@@ -5,12 +5,12 @@ Out: a function of a call's numbers and memory. Batches often differ in all of t
 the next; straight-line code computes sizes, addresses and grids in a few microseconds. For a sum of rows:
 
     def run(numbers, inputs, arrays):
-        t0, t1, = inputs
-        a0, a1, = arrays
-        s0, s1, = numbers[1], numbers[0],
+        t0, t1 = inputs
+        a0, a1 = arrays
+        s0, s1 = numbers[1], numbers[0]
         p0 = t0.data_ptr() or no_address(t0)
         p1 = t1.data_ptr() or no_address(t1)
-        t2 = empty((max(0, numbers[1] - 1), 128,), dtype=dtype2, device=device)
+        t2 = empty((max(0, numbers[1] - 1), max(0, 128)), dtype=dtype2, device=device)
         p2 = t2.data_ptr() or no_address(t2)
         if (p0 | p1 | p2 | a0 | a1) & 15 or max(s0, s1) >> 31 or is_hooked():
             return None
@@ -18,7 +18,7 @@ the next; straight-line code computes sizes, addresses and grids in a few micros
         g0 = s0 - 1
         if g0:
             run0(g0, 1, 1, now, function0, metadata0, None, None, None, p0, p2, a0, a1, s0, s1)
-        return t0, t1, t2
+        return (t0, t1, t2)
 """
 
 from __future__ import annotations
@@ -77,40 +77,37 @@ class Boxes(NamedTuple):
     alignment: int
 
 
+class HostProgram(NamedTuple):
+    """A compiled program, and all that its host code depends on."""
+
+    numbers: Sequence[Symbol]
+    """Those of a call."""
+    symbols: Sequence[tuple[Symbol, Expr]]
+    """The program's, each with its value in terms of the numbers."""
+    inputs: int
+    """How many tensors it takes."""
+    allocated: Sequence[Allocated]
+    arrays: int
+    """How many arrays it reads."""
+    launches: Sequence[HostLaunch]
+    boxes: Boxes
+
+
 def host_code(
-    numbers: Sequence[Symbol],
-    symbols: Sequence[tuple[Symbol, Expr]],
-    inputs: int,
-    allocated: Sequence[Allocated],
-    arrays: int,
-    launches: Sequence[HostLaunch],
-    device: torch.device,
-    *,
-    boxes: Boxes,
-    stream: Callable[[], int],
-    is_hooked: Callable[[], bool],
+    program: HostProgram, device: torch.device, *, stream: Callable[[], int], is_hooked: Callable[[], bool]
 ) -> HostCode:
-    """The function for a program with these tensors, arrays and launches. `numbers` are those of a call; `symbols` are the
-    program's, each with its value in terms of the numbers."""
-    names = {**_common(device, stream, is_hooked), "matrix": boxes.matrix}
-    lines = _lines(numbers, symbols, inputs, allocated, arrays, launches, boxes)
-    names |= {f"dtype{k}": each.dtype for k, each in enumerate(allocated, inputs)}
-    for k, launch in enumerate(launches):
+    """The function that runs a program on a device."""
+    names = {**_common(device, stream, is_hooked), "matrix": program.boxes.matrix}
+    names |= {f"dtype{k}": each.dtype for k, each in enumerate(program.allocated, program.inputs)}
+    for k, launch in enumerate(program.launches):
         names |= {f"run{k}": launch.run, f"function{k}": launch.function, f"metadata{k}": launch.metadata}
-    made: HostCode = _defined("numbers, inputs, arrays", lines, names)
+    made: HostCode = _defined("numbers, inputs, arrays", _lines(program), names)
     return made
 
 
-def _lines(
-    numbers: Sequence[Symbol],
-    symbols: Sequence[tuple[Symbol, Expr]],
-    inputs: int,
-    allocated: Sequence[Allocated],
-    arrays: int,
-    launches: Sequence[HostLaunch],
-    boxes: Boxes,
-) -> list[str]:
+def _lines(program: HostProgram) -> list[str]:
     """The lines of the function."""
+    numbers, symbols, inputs, allocated, arrays, launches, boxes = program
     given = {s.name: f"numbers[{k}]" for k, s in enumerate(numbers)}
     own = {s.name: f"s{k}" for k, (s, _) in enumerate(symbols)}
     lines = [_unpacked("t", inputs, "inputs"), _unpacked("a", arrays, "arrays")]

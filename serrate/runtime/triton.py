@@ -19,29 +19,24 @@ from typing import Any, NamedTuple
 import torch
 
 from serrate.analysis.boxes import ALIGNMENT as BOX_ALIGNMENT
-from serrate.codegen.triton.derived import BLOCK, COMPONENTS, can_derive, print_derived, table_size
 from serrate.codegen.triton.module import Descriptor, Launch
 from serrate.codegen.triton.printer import print_triton
 from serrate.errors import BackendError
-from serrate.ir.expr import Array, Expr, Symbol, const, minimum
+from serrate.ir.expr import Expr, Symbol, const, minimum
 from serrate.ir.loops import LoopProgram
-from serrate.ir.recipes import RunningSum
 from serrate.ir.size_functions import numbers_function
 from serrate.runtime import cache_folder
 from serrate.runtime.host_code import (
     Allocated,
     Boxes,
-    DerivationCode,
-    DerivationKernels,
-    DerivationSizes,
     HostBox,
     HostCode,
     HostLaunch,
-    derivation_code,
+    HostProgram,
     host_code,
 )
 from serrate.runtime.launch import Execute, Numbers, Tensors, device_workers
-from serrate.runtime.memory import ALIGNMENT, InMemory, Scratch, address, whole
+from serrate.runtime.memory import InMemory, address, whole
 from serrate.schedule.plan import LaunchOptions
 from serrate.tensor.torch_private import is_recorded
 
@@ -60,11 +55,6 @@ fewer loads in flight, and more rows compete for the cache."""
 
 INTERPRETED = 2
 """The number of multiprocessors that is assumed under Triton's interpreter, which runs programs one after another."""
-
-FEW_BLOCKS = 64
-"""The most blocks of a table for which every block computes the running sum that it searches: they run at the same time."""
-
-__all__ = ["Derivation", "TritonExecutable", "TritonFunction", "can_derive", "load"]
 
 _modules: dict[str, ModuleType] = {}
 
@@ -339,20 +329,11 @@ class TritonExecutable:
             boxes = [HostBox(box.memory, d.rows, d.columns) for box, d in descriptors]
             launches.append(HostLaunch(programs, *compiled, ready.memory, boxes, ready.symbols))
         program = self._printed.program
-        return host_code(
-            numbers,
-            [*zip(program.symbols, values, strict=True)],
-            inputs,
-            allocated,
-            len(program.arrays),
-            launches,
-            device,
-            boxes=Boxes(MatrixInMemory, FARTHEST, BOX_ALIGNMENT),
-            stream=stream_reader(device),
-            is_hooked=is_hooked,
-        )
+        symbols, limits = [*zip(program.symbols, values, strict=True)], Boxes(MatrixInMemory, FARTHEST, BOX_ALIGNMENT)
+        made = HostProgram(numbers, symbols, inputs, allocated, len(program.arrays), launches, limits)
+        return host_code(made, device, stream=stream_reader(device), is_hooked=is_hooked)
 
-    def _ready(self, launch: Launch, own: LaunchOptions) -> _PreparedLaunch:
+    def _ready(self, launch: Launch, own: LaunchOptions) -> PreparedLaunch:
         program, warps = self._printed.program, own.warps
         # A product and a sum round twice, as in torch; fused multiply-adds are written explicitly.
         options = {"num_warps": warps, "enable_fp_fusion": False}
@@ -364,7 +345,7 @@ class TritonExecutable:
         kernel = TritonFunction(getattr(self._module, launch.function), options, registers)
         symbols = [program.symbols.index(s) for s in launch.symbols]
         boxes = [_PreparedBox.of(d, launch, program) for d in launch.descriptors]
-        return _PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), boxes)
+        return PreparedLaunch(kernel, memory, symbols, len(program.tensors) + len(program.arrays), boxes)
 
 
 def _programs(launch: Launch, most: int) -> Expr:
@@ -415,7 +396,7 @@ class _PreparedBox(NamedTuple):
         return MatrixInMemory(every[self.memory], (rows, columns))
 
 
-class _PreparedLaunch:
+class PreparedLaunch:
     """A launch, and which of a program's tensors, arrays and symbols it takes; `count` is the number of tensors and arrays."""
 
     def __init__(
@@ -449,7 +430,7 @@ class SizedLaunches:
     """Launches, in order, with everything but their memory. What is not compiled yet goes through Triton; later calls go straight
     to the compiled kernels."""
 
-    def __init__(self, launches: Sequence[tuple[_PreparedLaunch, Grid]], symbols: Numbers, device: torch.device) -> None:
+    def __init__(self, launches: Sequence[tuple[PreparedLaunch, Grid]], symbols: Numbers, device: torch.device) -> None:
         self._launches, self._symbols, self._device = launches, symbols, device
         self._stream = stream_reader(device)
         self._kernels: list[tuple[Any, ...]] | None = None
@@ -486,116 +467,11 @@ class SizedLaunches:
         return found
 
 
-def prepare_all(launches: Sequence[_PreparedLaunch], memory: Sequence[InMemory], symbols: Numbers) -> None:
+def prepare_all(launches: Sequence[PreparedLaunch], memory: Sequence[InMemory], symbols: Numbers) -> None:
     """Compiles kernels that the first call had no work for, such as those for long rows: a later call does not wait for them."""
     for each in launches:
         own = [memory[k] for k in each.memory], [symbols[k] for k in each.symbols]
         each.kernel.prepare(*own, each.matrices(symbols))
-
-
-# --- derived arrays ----------------------------------------------------------------------------------------------------------
-
-
-class Derivation:
-    """Arrays, all of which `can_derive`, computed in a few launches, in one allocation.
-
-    `names` are the tensors that they are derived from. Programs over the same rows often derive the same arrays: `text` and
-    `numbers` tell whether they do.
-    """
-
-    def __init__(self, arrays: Sequence[Array], symbols: Sequence[Symbol]) -> None:
-        printed = print_derived(tuple(arrays))
-        self.text, self.names = printed.text, tuple(a.name for a in printed.inputs)
-        made = (*printed.sums, *printed.tables)
-        self.order = tuple(made.index(array) for array in arrays)
-        """Where each array is among those that are made."""
-        self._sums = len(printed.sums)
-        one = const(1)
-        sizes = [_recipe(a).count + one for a in printed.sums] + [table_size(a) for a in printed.tables]
-        self.numbers = numbers_function([*sizes, *printed.symbols], tuple(symbols))
-        """Everything besides tensors that the arrays depend on, as a function of the values of all symbols."""
-        self._count = len(made)
-        module, first = load(printed.text, "derived"), len(printed.inputs)
-        inputs, symbols_of = [*range(first)], [*range(len(printed.symbols) + first)]
-        count = first + 1 + len(made)
-
-        def prepared(name: str, memory: Sequence[int]) -> _PreparedLaunch:
-            return _PreparedLaunch(TritonFunction(getattr(module, name), {}), memory, symbols_of, count)
-
-        # All memory: the inputs, partial sums, sums, tables.
-        sums, tables = [*range(first + 1, first + 1 + self._sums)], [*range(first + 1 + self._sums, count)]
-        self._block_sums = prepared("block_sums", [*inputs, first]) if sums else None
-        self._running_sums = prepared("running_sums", [*inputs, first, *sums]) if sums else None
-        self._tables = prepared("tables", [*inputs, *sums, *tables]) if tables else None
-        self._all_arrays = prepared("all_arrays", [*inputs, *sums, *tables]) if sums and tables else None
-        self._kernels = (self._block_sums, self._running_sums, self._tables, self._all_arrays)
-        self._is_prepared = False
-        self._symbols = len(printed.symbols)
-        self._code: dict[torch.device, DerivationCode] = {}
-
-    def __call__(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
-        """The arrays that are made, given the tensors that they are derived from and `numbers`."""
-        code = self._code.get(device)
-        made = None if code is None else code(numbers, inputs)
-        return self._launched(inputs, numbers, device) if made is None else made
-
-    def _launched(self, inputs: Tensors, numbers: Numbers, device: torch.device) -> list[Scratch]:
-        """As `__call__`, without host code: the first time, and where that cannot serve a call."""
-        sizes, symbols = numbers[: self._count], [*numbers[self._count :], *[t.numel() for t in inputs]]
-        launches, components = self._launches_for(sizes)
-        # Partial sums of blocks of components come first. Without components, code may still ask for the length of the first.
-        counts = [self._sums * components or 1, *[size if size > 2 else 2 for size in sizes]]
-        places, room = [], 0
-        for count in counts:
-            places.append(room)
-            room += count * 8 + ALIGNMENT - 1 & -ALIGNMENT
-        memory = (torch.zeros if min(sizes) < 2 else torch.empty)(room, dtype=torch.uint8, device=device)
-        base = memory.data_ptr()
-        made = [Scratch(memory, place, (count,), torch.int64) for place, count in zip(places, counts, strict=True)]
-        addresses = [address(t) for t in inputs]
-        addresses += [base + place for place in places]
-        SizedLaunches(launches, symbols, device)(addresses, lambda: [*inputs, *made])
-        if not self._is_prepared:
-            prepare_all([each for each in self._kernels if each is not None], [*inputs, *made], symbols)
-            self._is_prepared = True
-        if device.type == "cuda":
-            self._generate(device)
-        return made[1:]
-
-    def _generate(self, device: torch.device) -> None:
-        """Generates host code, if all kernels are compiled."""
-        loaded = [None if each is None else each.kernel.compiled.get((device, ())) for each in self._kernels]
-        if all(each is None or own is not None for own, each in zip(loaded, self._kernels, strict=True)):
-            self._code[device] = derivation_code(
-                len(self.names),
-                self._sums,
-                self._count - self._sums,
-                self._symbols,
-                DerivationKernels(*loaded),
-                device,
-                sizes=DerivationSizes(COMPONENTS, BLOCK, FEW_BLOCKS),
-                stream=stream_reader(device),
-                is_hooked=is_hooked,
-            )
-
-    def _launches_for(self, sizes: Numbers) -> tuple[list[tuple[_PreparedLaunch, Grid]], int]:
-        """The launches that make arrays of these sizes, and the number of blocks of components."""
-        components = -(-(max(sizes[: self._sums], default=1) - 1) // COMPONENTS) or 1
-        blocks, tables = -(-max(sizes[self._sums :], default=0) // BLOCK), self._count - self._sums
-        if self._all_arrays is not None and components == 1 and 0 < blocks <= FEW_BLOCKS:
-            return [(self._all_arrays, (blocks, tables))], 1
-        found: list[tuple[_PreparedLaunch, Grid]] = []
-        if self._running_sums is not None and self._block_sums is not None:
-            grid = (components, self._sums)
-            found += [(self._block_sums, grid), (self._running_sums, grid)][0 if components > 1 else 1 :]
-        if self._tables is not None and blocks:
-            found.append((self._tables, (blocks, tables)))
-        return found, components
-
-
-def _recipe(array: Array) -> RunningSum:
-    assert isinstance(array.recipe, RunningSum)
-    return array.recipe
 
 
 @functools.cache

@@ -23,9 +23,10 @@ from serrate import JaggedTensor, Kernel, jit
 from serrate.codegen.triton.module import Launch
 from serrate.runtime import device_library
 from serrate.runtime import triton as runtime
+from serrate.runtime.derivation import Derivation
 from serrate.runtime.launch import Execute
 from serrate.runtime.memory import Scratch, whole
-from serrate.runtime.triton import Derivation, TritonExecutable, TritonFunction, fewer_stages
+from serrate.runtime.triton import TritonExecutable, TritonFunction, fewer_stages
 from tests.engine.across_cases import ACROSS
 from tests.engine.cases import CASES, NESTED_CASES
 from tests.engine.composed import reducible

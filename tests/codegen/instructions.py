@@ -144,8 +144,9 @@ def main(names: Sequence[str]) -> None:
     from benchmarks.gpu_tasks import TASKS, data_of
     from serrate import fusion_stage
     from serrate.runtime import triton as runtime
+    from serrate.runtime.derivation import Derivation
     from serrate.runtime.memory import Scratch
-    from serrate.runtime.triton import Derivation, TritonExecutable
+    from serrate.runtime.triton import TritonExecutable
     from serrate.tensor.structure import Structure
 
     counting, choose = Counting(), fusion_stage.choose

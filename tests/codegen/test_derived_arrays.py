@@ -13,8 +13,7 @@ import torch
 from serrate import ir, ops
 from serrate.codegen.triton.derived import can_derive
 from serrate.ir.recipes import GroupMaximum, Order, Owners, RunningSum
-from serrate.runtime import triton as runtime
-from serrate.runtime.triton import Derivation
+from serrate.runtime.derivation import Derivation
 from serrate.schedule.target import GPU
 from tests.conftest import FULL
 
@@ -27,7 +26,7 @@ LENGTHS = [[], [0], [5], [16], [17], [0, 40, 3, 0, 16, 100, 1], [1] * 1100 + [33
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
 @pytest.mark.parametrize(("dtype", "together"), [(torch.int32, True), (torch.int64, True), (torch.int64, False)], ids=str)
 def test_pieces_of_long_rows(lengths: list[int], dtype: torch.dtype, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "FEW_BLOCKS", 64 if together else 0)
+    monkeypatch.setattr("serrate.runtime.derivation.FEW_BLOCKS", 64 if together else 0)
     with ir.Fusion("program") as f:
         x, offsets = f.input((None, 2), torch.float32), f.input((None,), dtype)
         f.output(ops.softmax(ops.as_nested(x, offsets), 1))

@@ -27,6 +27,7 @@ from serrate import JaggedTensor, ir, ops  # noqa: E402
 from serrate.codegen.triton.derived import can_derive  # noqa: E402
 from serrate.ir.recipes import Owners, RunningSum  # noqa: E402
 from serrate.runtime import triton as runtime  # noqa: E402
+from serrate.runtime.derivation import Derivation  # noqa: E402
 
 Rows = list[Tensor]
 PIECE = 16
@@ -45,7 +46,7 @@ def count(owner: type, name: str) -> None:
 
 
 count(runtime.SizedLaunches, "__call__")
-count(runtime.Derivation, "_launched")
+count(Derivation, "_launched")
 
 
 def there(x: Tensor) -> Tensor:
@@ -178,7 +179,7 @@ def derivations() -> None:
         call = program.binder.bind((there(torch.ones(sum(own), 2, device="cpu")), offsets))
         stage: Any = program.stages[0]
         wanted = [a for a in stage.prepared(call).executable.program.arrays if can_derive(a)]
-        derivation = runtime.Derivation(wanted, tuple(program.binder.symbols))
+        derivation = Derivation(wanted, tuple(program.binder.symbols))
         pieces = [-(-n // PIECE) if n > PIECE else 0 for n in own]
         counts = [pieces, [min(n, 1) for n in pieces]]
         for is_warm in (False, True):

@@ -15,6 +15,7 @@ from triton.runtime.errors import OutOfResources
 
 from serrate import JaggedTensor, ir, jit, ops
 from serrate.ir.fusion import NOTHING
+from serrate.runtime import derivation
 from serrate.runtime import triton as runtime
 from serrate.runtime.memory import Scratch
 from serrate.runtime.triton import MOST_REGISTERS, TritonFunction
@@ -126,7 +127,8 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Function]:
         def __getattr__(self, name: str) -> Function:
             return found.setdefault(f"{name} of {self.text}", Function())
 
-    monkeypatch.setattr(runtime, "load", lambda text, name: Module(text))
+    for module in (runtime, derivation):
+        monkeypatch.setattr(module, "load", lambda text, name: Module(text))
     return found
 
 
