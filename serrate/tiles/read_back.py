@@ -36,7 +36,7 @@ class ReadBack:
 
 
 @dataclass(frozen=True)
-class _Access:
+class _TensorAccess:
     tensor: Tensor
     index: tuple[Expr, ...]
     guard: Guard
@@ -77,15 +77,15 @@ def _is_single(axis: Axis) -> bool:
     return axis.size is not None and axis.size <= (axis.block or 1)
 
 
-def _accesses(body: Sequence[Statement | Node], guard: Guard = (), known: bool = True) -> Iterator[_Access]:
+def _accesses(body: Sequence[Statement | Node], guard: Guard = (), known: bool = True) -> Iterator[_TensorAccess]:
     for node in body:
         if isinstance(node, Block):
             for value in values_of(node):
                 for v in value.walk():
                     if isinstance(v, Load):
-                        yield _Access(v.tensor, v.index, (*v.guard, *node.guard, *guard), False, False, known)
+                        yield _TensorAccess(v.tensor, v.index, (*v.guard, *node.guard, *guard), False, False, known)
             if isinstance(node, Write):
-                yield _Access(node.tensor, node.index, (*node.guard, *guard), True, node.add, known)
+                yield _TensorAccess(node.tensor, node.index, (*node.guard, *guard), True, node.add, known)
         elif isinstance(node, If):
             yield from _accesses(node.then, (*guard, *node.guard), known)
             yield from _accesses(node.other, guard, False)
@@ -125,7 +125,7 @@ class _Pairs:
                 for local in written_by(node):
                     self._made.setdefault(local.name, []).append(node)
 
-    def meeting(self) -> Iterator[tuple[_Access, _Access]]:
+    def meeting(self) -> Iterator[tuple[_TensorAccess, _TensorAccess]]:
         """The pairs for which it is not proven that they never meet in different iterations."""
         if self.axis is None:
             return
@@ -142,7 +142,7 @@ class _Pairs:
 
     # --- what never meets ---
 
-    def _apart(self, store: _Access, other: _Access) -> bool:
+    def _apart(self, store: _TensorAccess, other: _TensorAccess) -> bool:
         pairs = [(self._shown(a), self._shown(b)) for a, b in zip(store.index, other.index, strict=True)]
         if any(a is b and self._along(a) for a, b in pairs):
             return True
@@ -229,7 +229,7 @@ class _Pairs:
 
     # --- what meets for sure ---
 
-    def surely(self, store: _Access, read: _Access) -> bool:
+    def surely(self, store: _TensorAccess, read: _TensorAccess) -> bool:
         """Whether a store and a read of different programs meet if there are enough programs, whatever is in memory."""
         pairs = [(self._shown(a), self._shown(b)) for a, b in zip(store.index, read.index, strict=True)]
         if not (store.known and read.known) or not all(self._meet(a, b) for a, b in pairs):
@@ -260,7 +260,7 @@ class _Pairs:
         """Whether the positions of a loop depend on another one: programs may then have different ones."""
         return self._changes(axis.begin) or self._changes(axis.end)
 
-    def _unmasked(self, access: _Access, shifted: bool) -> bool:
+    def _unmasked(self, access: _TensorAccess, shifted: bool) -> bool:
         """Whether its only conditions are that positions are in their loops and rows, and indices in their tensors. If programs
         meet that are a fixed number of positions apart, those from some position on meet too."""
         ends = {d.extent_expr for d in access.tensor.storage}
