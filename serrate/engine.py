@@ -139,7 +139,7 @@ class BuiltProgram(NamedTuple):
     needed: tuple[int, ...]
     """The places of those numbers of a call that any of this depends on."""
     host_code: Callable[[torch.device], HostCode | None]
-    """The code that runs the program on a GPU; None if there is none, or not yet."""
+    """The code that runs the program on a GPU; None for a program without such code, or before its kernels are compiled."""
 
 
 class SizedProgram(NamedTuple):

@@ -96,7 +96,7 @@ class Binder(Arguments):
         self.partitions = _partitions(fusion)
         self._steps = self._check_steps(fusion)
         self.simple_checks = self._simple_checks(fusion)
-        """All checks of a call, if there are no others."""
+        """The checks of a call if all of them are simple; otherwise None."""
         self._told: set[int] = set()
         # What was prepared for one structure must never run for another, so nothing that describes rows may be missing here.
         self.offsets = tuple(sorted({self._place[a.name] for a in _describing(fusion) if a.name in self._place}))

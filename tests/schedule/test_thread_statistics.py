@@ -28,7 +28,7 @@ THREADS, LOADED = 32, 16
 
 
 def softmax(features: int, dtype: torch.dtype) -> Fusion:
-    """Of rows of numbers, if there are no features."""
+    """A softmax along rows of features; along rows of numbers if `features` is 0."""
     with Fusion("softmax") as f:
         x, offsets = f.input((None, features) if features else (None,), dtype), f.input((None,), torch.int64)
         f.output(ops.softmax(ops.as_nested(x, offsets), 1))
