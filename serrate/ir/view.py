@@ -574,7 +574,7 @@ def users_level() -> int:
     frame, level = sys._getframe(1), 1
     while not is_user_file(frame.f_code.co_filename):
         if frame.f_back is None:
-            # A thread of torch's, which runs gradients: there is no line of the user's.
+            # torch runs gradients in threads of its own, whose stacks have no line of the user.
             return 1
         frame, level = frame.f_back, level + 1
     return level

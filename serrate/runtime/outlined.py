@@ -1,4 +1,4 @@
-"""Calls with the outline of an earlier call, on a GPU: what is new is rows, sizes and memory.
+"""Calls with the outline of an earlier call, on a GPU: only rows, sizes and memory are new.
 
 In: a call. Out: its results. Batches are new in every step of a training loop: host code serves them, and only what depends on
 their rows is looked up.
