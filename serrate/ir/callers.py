@@ -49,8 +49,8 @@ def asks_for_class(frame: FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _questions(code: CodeType) -> frozenset[int]:
-    """The offsets of such instructions and of their inline caches: while Python 3.12 runs a property, `f_lasti` is that of the
-    last cache.
+    """The offsets of such instructions and of their inline caches: while Python 3.12 runs a property, `f_lasti` may be at
+    one of these.
 
     Which call is one of `isinstance` is found by following how high the stack is, which is the same in all versions of Python and
     needs no positions in the source: the function and a NULL (or an object, if it is a method) are below the arguments.
